@@ -9,8 +9,10 @@ from pathlib import Path
 import huggingface_hub.constants
 import numpy as np
 import pytest
+import timm
 import torch
 from PIL import Image
+from safetensors.torch import save_file
 from torch import nn
 
 from afield.cli import console, main
@@ -22,6 +24,7 @@ from afield.networks.backbone import Classifier
 from afield.training.learner import Task
 from tests.data.downloadable import NAME, SOURCE
 from tests.files import other_package
+from tests.networks.register import register_only
 
 DOMAINS, CLASSES, FEATURES = 3, 4, 6
 # Tests are small: more threads would wait for each other, not least where other programs run.
@@ -159,3 +162,24 @@ def hub_cache(tmp_path, monkeypatch):
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(folder))
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     return folder
+
+
+@pytest.fixture
+def hospitals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Photographs of two findings from three hospitals, and a tiny network with weights at hand."""
+    weights = tmp_path / "weights" / "test_resnet.safetensors"
+    weights.parent.mkdir()
+    save_file(timm.create_model("test_resnet", num_classes=0).state_dict(), weights)
+    register_only(monkeypatch, "timm:test_resnet")
+    monkeypatch.setenv("AFIELD_WEIGHTS", str(weights.parent))
+    monkeypatch.setenv("AFIELD_CACHE", str(tmp_path / "cache"))
+    generator = np.random.default_rng(0)
+    for hospital, tint in (("Klinikum Nord", 0), ("St. Marien", 25), ("Uniklinik", 50)):
+        for finding, level in (("Erguss", 60), ("unauffällig", 150)):
+            folder = tmp_path / "Kliniken" / hospital / finding
+            folder.mkdir(parents=True)
+            for number in range(8):
+                noise = generator.normal(0, 25, (20 + number, 30, 3))
+                pixels = (level + tint + noise).clip(0, 255).astype(np.uint8)
+                Image.fromarray(pixels).save(folder / f"{number}.png")
+    return tmp_path / "Kliniken"

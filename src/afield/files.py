@@ -186,6 +186,18 @@ def format_bytes(size: float) -> str:
     return f"{size / 1024**power:,.{min(power, 1)}f} {units[power]}"
 
 
+def parse_size(text: str, *, option: str) -> int:
+    """A number of bytes from the text of an option, such as 5GB.
+
+    >>> parse_size("1.5MB", option="shards")
+    1500000
+    """
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMG]?)B?\s*", text.upper())
+    if not match or float(match[1]) <= 0:
+        raise SpecError(f"{option}={text}: give a size such as 5GB")
+    return max(1, int(float(match[1]) * 1000 ** " KMG".index(match[2] or " ")))
+
+
 def flush_to_disk(path: Path) -> None:
     """Flush a file, or all files of a folder, from the caches of the system to the disk."""
     files = [file for file in path.rglob("*") if file.is_file()] if path.is_dir() else [path]

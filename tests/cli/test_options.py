@@ -11,7 +11,14 @@ from afield.cli.data import check
 from afield.cli.diagnose import diagnose
 from afield.cli.embed import embed
 from afield.cli.model import fit
-from afield.cli.options import FORMATS, HEADINGS, SETTINGS, SetOption, read_options
+from afield.cli.options import (
+    FORMATS,
+    HEADINGS,
+    SETTINGS,
+    USUAL_OPTIONS,
+    SetOption,
+    read_options,
+)
 from afield.cli.train import train
 from afield.data.training_settings import Training
 from afield.reporting import formats
@@ -27,11 +34,30 @@ def test_the_help_of_rules_explains_every_rule():
     assert re.findall(r" ([a-z-]+):", OPTIONS["rules"].help) == list(RULES)
 
 
-def test_the_help_of_set_names_every_setting_that_has_no_option_of_its_own():
-    own_option = {"steps", "backbone", "weights", "domains_per_step", "skip_broken", "tune"}
-    for field in fields(Training):
-        if field.name not in own_option:
-            assert re.search(rf"\b{field.name}\b", help_of(SetOption)), field.name
+def test_the_list_of_settings_describes_every_setting_once(afield):
+    code, out, _ = afield("list", "settings", width=80)
+    assert code == 0
+    assert max(map(len, out.splitlines())) <= 80
+    # Names stand in the first column.
+    listed = [line.split()[0] for line in out.splitlines() if re.match(r" \w", line)]
+    assert sorted(listed) == sorted(field.name for field in fields(Training))
+    assert "afield list settings" in " ".join(help_of(SetOption).split())
+
+
+@pytest.mark.parametrize("command", USUAL_OPTIONS)
+def test_the_short_help_has_about_a_dozen_options_and_says_where_the_others_are(afield, command):
+    _, short, _ = afield(command, "--help", width=80)
+    _, long, _ = afield(command, "--help-all", width=80)
+    shown, every = (
+        set(re.findall(r"^│ (?:\*  |   )?--([a-z-]+)", out, re.M)) for out in (short, long)
+    )
+    assert 10 <= len(shown) <= 15
+    # Every name of the list is one of an option.
+    named = {name.strip("_").replace("_", "-") for name in USUAL_OPTIONS[command]}
+    assert shown == named | {"help"}
+    assert shown < every
+    assert f"afield {command} --help-all shows all" in short
+    assert len(short.splitlines()) < len(long.splitlines()) / 1.5
 
 
 def test_the_formats_are_those_of_the_tables_and_the_console():

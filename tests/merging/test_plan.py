@@ -9,8 +9,9 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from afield.errors import AfieldError, MergeError, SpecError
+from afield.files import parse_size
 from afield.merging.files import FileMerge, Override
-from afield.merging.plan import MergePlan, parse_size, read_plan, save_plan
+from afield.merging.plan import MergePlan, read_plan, save_plan
 from tests.merging.families import sharded, written
 
 
@@ -171,10 +172,10 @@ def test_plans_that_make_no_sense_are_refused_in_one_line(tmp_path, text, messag
 @pytest.mark.parametrize("text", ["5", "0GB", "x", "5TB", "-1GB"])
 def test_sizes_have_a_number_and_a_unit(text):
     if text == "5":
-        assert parse_size(text) == 5
+        assert parse_size(text, option="shards") == 5
     else:
         with pytest.raises(SpecError, match="give a size such as 5GB"):
-            parse_size(text)
+            parse_size(text, option="shards")
 
 
 def mergekit(folder, method, paths, *, models=None, **content):

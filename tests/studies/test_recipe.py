@@ -12,9 +12,9 @@ from afield.data.lookup import find_dataset
 from afield.errors import DataError, SpecError, UnknownNameError
 from afield.networks.backbone import network
 from afield.runs.row import MERGE_BASELINES
+from afield.studies.costs import Costs, estimate_costs, merge_plans, plan_recipe
 from afield.studies.planning import plan_runs
 from afield.studies.recipe import Changes, is_recipe, read_recipe, recipe_names
-from afield.studies.recipe_costs import Costs, estimate_costs, merge_plans, plan_recipe
 from tests.runs.standins import use_standins
 
 # Runs of one trial, counted by hand as rows × columns of the paper, and the number of trials. Terms

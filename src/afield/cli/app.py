@@ -47,7 +47,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
         *("model.export", "model.push"),
     ),
     "Merge models": ("merge.merge", "merge.merge_extract"),
-    "Data": ("embed.embed", "data.data"),
+    "Data": ("embed.embed", "data.data", "cache.cache"),
     "Look up": ("explain.list_", "explain.explain"),
     "Extend": ("new.new",),
 }

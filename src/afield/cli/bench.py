@@ -2,18 +2,14 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from afield.cli import console, options
 from afield.errors import DataError, SpecError
-from afield.studies.benchmark import OPTIONS, make_benchmark, read_benchmark
+from afield.studies.benchmark import OPTIONS, Benchmark, make_benchmark, read_benchmark
 from afield.studies.recipe import is_recipe, read_recipe
-
-if TYPE_CHECKING:
-    pass
-
 
 # The options that replace those of a file, also for all parts of a recipe.
 FILE_OPTIONS = (
@@ -45,6 +41,7 @@ def bench(
     format_: options.Format = "console",
     tensorboard: options.Tensorboard = False,
     quiet: options.Quiet = False,
+    dry_run: options.DryRun = False,
     range_: Annotated[
         list[str] | None, typer.Option("--range", metavar="NAME=LOW..HIGH", help=RANGE_HELP)
     ] = None,
@@ -57,6 +54,7 @@ def bench(
     """
     options.check_format(format_)
     output: dict[str, Any] = {"format_": format_, "tensorboard": tensorboard, "quiet": quiet}
+    output["dry_run"] = dry_run
     if range_:
         values["set_"] = [*(values["set_"] or []), *map(_check_range, range_)]
     if options.is_benchmark_file(values["dataset"]):
@@ -65,7 +63,7 @@ def bench(
         given |= {"set_": values["set_"]} if range_ else {}
         _run_file(path, given, output)
     else:
-        console.run_and_print(make_benchmark(**options.read_options(values)), **output)
+        _run(make_benchmark(**options.read_options(values)), output)
 
 
 @options.with_options(*FILE_OPTIONS, optional=True)
@@ -78,6 +76,7 @@ def sweep(
     format_: options.Format = "console",
     tensorboard: options.Tensorboard = False,
     quiet: options.Quiet = False,
+    dry_run: options.DryRun = False,
     **values: Any,
 ) -> None:
     """Same as `afield bench FILE.toml`: run the benchmark of a file, or a recipe with several.
@@ -85,7 +84,8 @@ def sweep(
     Options given here replace those of the file.
     """
     options.check_format(format_)
-    _run_file(file, values, {"format_": format_, "tensorboard": tensorboard, "quiet": quiet})
+    output = {"format_": format_, "tensorboard": tensorboard, "quiet": quiet, "dry_run": dry_run}
+    _run_file(file, values, output)
 
 
 def _check_range(pair: str) -> str:
@@ -103,10 +103,18 @@ def _is_given(context: typer.Context, name: str) -> bool:
     return source is not None and source.name == "COMMANDLINE"
 
 
-def _run_file(path: Path, given: Mapping[str, Any], output: Mapping[str, Any]) -> None:
+def _run(benchmark: Benchmark, output: dict[str, Any]) -> None:
+    """Run a benchmark, or only say what it would cost."""
+    if output.pop("dry_run"):
+        console.print_benchmark_costs(benchmark)
+    else:
+        console.run_and_print(benchmark, **output)
+
+
+def _run_file(path: Path, given: Mapping[str, Any], output: dict[str, Any]) -> None:
     """Run the benchmark or recipe of a file, with the options that were given beside it."""
     if not is_recipe(path):
-        console.run_and_print(read_benchmark(path, **options.read_options(given)), **output)
+        _run(read_benchmark(path, **options.read_options(given)), output)
         return
     from afield.cli.recipe import run_recipe
 

@@ -3,6 +3,7 @@
 import logging
 import shlex
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
@@ -28,7 +29,7 @@ from rich.text import Text
 
 from afield.errors import AfieldError
 from afield.files import CONTROL_CHARACTERS
-from afield.progress import repeat_every, report_progress_to
+from afield.progress import progress, repeat_every, report_progress_to
 
 if TYPE_CHECKING:
     from afield.runs.pool import Pool
@@ -41,8 +42,9 @@ if TYPE_CHECKING:
 
 # Benchmarks with fewer missing runs start without an estimate of their time.
 FORECAST_RUNS = 40
-# Seconds between two lines on the progress of a job, where there is no terminal.
-LINE_SECONDS = 20.0
+# Seconds before the first line on the progress of a job, and between two lines, where there is no
+# terminal.
+SILENT_SECONDS, LINE_SECONDS = 2.0, 20.0
 # Time between updates of the live view on a terminal, and between lines in a log.
 REFRESH_SECONDS, LOG_SECONDS = 1.0, 30.0
 
@@ -97,7 +99,8 @@ def progress_bar(title: str, total: int | None) -> Iterator[Any]:
     Without a terminal, a job that takes long prints a line now and then.
     """
     if not err.is_terminal:
-        yield _line_printer(title, total)
+        with _progress_lines(title, total) as advance:
+            yield advance
         return
     columns = (
         TextColumn("{task.description}", markup=False),
@@ -107,27 +110,51 @@ def progress_bar(title: str, total: int | None) -> Iterator[Any]:
         TextColumn("remaining"),
         TimeRemainingColumn(),
     )
-    with Progress(*columns, console=err, transient=True) as progress:
-        task = progress.add_task(title, total=total)
-        yield lambda done, note=title: progress.update(task, completed=done, description=note)
+    with Progress(*columns, console=err, transient=True) as bar:
+        task = bar.add_task(title, total=total)
+        yield lambda done, note=title: bar.update(task, completed=done, description=note)
 
 
-def _line_printer(title: str, total: int | None) -> Callable[..., None]:
-    """A function that prints how much is done, at most every `LINE_SECONDS`."""
-    started = printed = time.monotonic()
+@contextmanager
+def _progress_lines(title: str, total: int | None) -> Iterator[Callable[..., None]]:
+    """Yields a function that sets how much is done; a thread prints it now and then.
+
+    The first line comes after `SILENT_SECONDS`, the others every `LINE_SECONDS`.
+    """
+    started = time.monotonic()
+    state: tuple[int, str] = (0, title)
+    ended = threading.Event()
 
     def advance(done: int, note: str = title) -> None:
-        nonlocal printed
-        now = time.monotonic()
-        if now - printed < LINE_SECONDS:
-            return
-        printed = now
-        amount = f"{done} of {total}" if total else str(done)
-        if total and done:
-            amount += f", about {(now - started) * (total - done) / done:.0f} s left"
-        err.say(f"{note}: {amount}")
+        nonlocal state
+        state = (done, note)
 
-    return advance
+    def print_lines() -> None:
+        wait = SILENT_SECONDS
+        while not ended.wait(wait):
+            done, note = state
+            err.say(_progress_line(note, done, total, time.monotonic() - started))
+            wait = LINE_SECONDS
+
+    thread = threading.Thread(target=print_lines, daemon=True)
+    thread.start()
+    try:
+        yield advance
+    finally:
+        ended.set()
+        thread.join()
+
+
+def _progress_line(note: str, done: int, total: int | None, seconds: float) -> str:
+    if not done:
+        return f"{note} …"
+    amount = f"{note}: {done} of {total}" if total else f"{note}: {done}"
+    return amount + (f", about {seconds * (total - done) / done:.0f} s left" if total else "")
+
+
+def show_loading() -> AbstractContextManager[Any]:
+    """Show on a terminal that large packages are being imported, which takes seconds."""
+    return err.status("starting") if err.is_terminal else nullcontext()
 
 
 def show_progress() -> AbstractContextManager[None]:
@@ -250,16 +277,16 @@ def _running_view(status: "Status", max_lines: int = 40) -> Group:
     top.add_row(ProgressBar(status.total, status.done, width=30), Text(_format_counts(status)))
     lines = Table.grid(padding=(0, 2))
     begun = [*status.running, *status.stopped]
-    for progress in begun[:max_lines]:
-        run, accuracy = progress.run, progress.accuracy
-        unseen = ", ".join(progress.unseen)
+    for each in begun[:max_lines]:
+        run, accuracy = each.run, each.accuracy
+        unseen = ", ".join(each.unseen)
         cells = (
             run.method,
             f"without {unseen}" if unseen else "on all domains",
             f"trial {run.trial}",
-            f"step {progress.step}/{run.steps}",
+            f"step {each.step}/{run.steps}",
             "" if accuracy is None else f"{100 * accuracy:.1f} % on sources",
-            "" if progress in status.running else "stopped",
+            "" if each in status.running else "stopped",
         )
         lines.add_row("", *(Text(cell, overflow="ellipsis", no_wrap=True) for cell in cells))
     hidden = len(begun) - max_lines
@@ -320,7 +347,8 @@ def print_outcomes(
     records = [outcome for outcome in outcomes if isinstance(outcome, Record)]
     failures = [outcome for outcome in outcomes if isinstance(outcome, Failure)]
     shown = metric or DEFAULT_METRIC
-    frame = tabulate(records, rules=rules, metric=shown, over_datasets=over_datasets)
+    with nullcontext() if quiet else show_progress(), progress("computing the table"):
+        frame = tabulate(records, rules=rules, metric=shown, over_datasets=over_datasets)
     if frame.empty and records:
         names = ", ".join(rules)
         err.print(f"no table: too few runs for the selection rules {names}; try --rules all")
@@ -355,16 +383,17 @@ def run_and_print(
 
     `plan` and `show` replace how the benchmark is planned, and the table.
     """
-    from afield.compute import keep_freed_memory
-    from afield.reporting.page import write_report
-    from afield.runs.record import Failure
-    from afield.studies.benchmarking import Observer, run_benchmark
-    from afield.studies.planning import plan_runs
+    with show_loading():
+        from afield.compute import keep_freed_memory
+        from afield.reporting.page import write_report
+        from afield.runs.record import Failure
+        from afield.studies.benchmarking import Observer, run_benchmark
+        from afield.studies.planning import plan_runs
 
     keep_freed_memory()
 
     class Printer(Observer):
-        def planning(self) -> AbstractContextManager[None]:
+        def busy(self) -> AbstractContextManager[None]:
             return nullcontext() if quiet else show_progress()
 
         def follow(
@@ -400,6 +429,23 @@ def run_and_print(
     )
     if any(isinstance(outcome, Failure) for outcome in outcomes):
         raise typer.Exit(1)
+
+
+def print_benchmark_costs(benchmark: "Benchmark") -> None:
+    """Print what a benchmark would cost, without training anything."""
+    with show_loading():
+        from afield.studies.costs import benchmark_costs
+
+    with show_progress():
+        costs = benchmark_costs(benchmark)
+    print_costs(costs.describe())
+
+
+def print_costs(lines: Sequence[str]) -> None:
+    """Print what a benchmark would cost."""
+    for line in lines:
+        out.say(line)
+    err.say("nothing was trained; run the same command without --dry-run")
 
 
 def _print_table(

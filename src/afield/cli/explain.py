@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
 # What can be listed beside the kinds of the registry.
 NETWORKS = "networks"
-KINDS = (*registry.KINDS, NETWORKS)
+SETTINGS = "settings"
+KINDS = (*registry.KINDS, NETWORKS, SETTINGS)
 NETWORK_NUMBERS = ("M parameters", "GMACs", "ImageNet-R", "Sketch")
 NETWORK_COLUMNS = ("level", "network", "licence", *NETWORK_NUMBERS, "here")
 MISSING = "–"
@@ -38,7 +39,8 @@ def list_(
         str | None,
         typer.Argument(
             metavar="KIND",
-            help=f"What to list: {', '.join(KINDS)}. By default, all of these.",
+            help=f"What to list: {', '.join(KINDS)} (what `--set` can change). By default, all "
+            "but the settings.",
             show_default=False,
         ),
     ] = None,
@@ -46,7 +48,10 @@ def list_(
     """List the available methods, datasets and so on, with one line about each."""
     if kind is not None and kind not in KINDS:
         raise UnknownNameError(f"cannot list {kind!r}; {registry.hint(kind, KINDS)}")
-    for title in [kind] if kind else KINDS:
+    if kind == SETTINGS:
+        _print_settings()
+        return
+    for title in [kind] if kind else (*registry.KINDS, NETWORKS):
         console.out.print(_network_table() if title == NETWORKS else _summaries(title))
 
 
@@ -73,6 +78,37 @@ def _network_table() -> Table:
         here = "yes" if local_weights(facts) else "no"
         table.add_row(facts.level, Text(facts.name, style="bold"), facts.license, *shown, here)
     return table
+
+
+def _print_settings() -> None:
+    """A row for each setting that all methods share, from the docstring of `Training`."""
+    from afield.data.training_settings import Training
+
+    table = Table(title="settings", title_justify="left", show_header=False, box=None)
+    for names, text in describe_parameters(inspect.getdoc(Training) or "").items():
+        table.add_row(Text(names.replace(", ", "\n"), style="bold"), Text(text))
+    console.out.print(table, width=min(MAX_WIDTH, console.out.width))
+    console.out.print(
+        "\nDatasets suggest values for most of them; see `afield explain DATASET`. The settings of "
+        "a method start with its name, e.g. vrex.penalty=1; see `afield explain METHOD`.",
+        markup=False,
+        width=min(MAX_WIDTH, console.out.width),
+    )
+
+
+def describe_parameters(docstring: str) -> dict[str, str]:
+    r"""The parameters of a docstring in numpy's style: names, and what they mean, in one line.
+
+    >>> describe_parameters("Rate.\n\nParameters\n----------\na, b\n    Two\n    numbers.")
+    {'a, b': 'Two numbers.'}
+    """
+    texts: dict[str, list[str]] = {}
+    for line in docstring.partition("----------\n")[2].splitlines():
+        if line.startswith(" "):
+            texts[next(reversed(texts))].append(line.strip())
+        elif line:
+            texts[line] = []
+    return {names: " ".join(lines).replace("`", "") for names, lines in texts.items()}
 
 
 def explain(

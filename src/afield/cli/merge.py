@@ -1,9 +1,11 @@
 """The commands ``afield merge`` and ``merge-extract``: merge models; make an adapter of one."""
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
+from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
@@ -25,8 +27,11 @@ class MergeCommand(options.Command):
         super().format_help(ctx, formatter)
         table = Table(title="merges", title_justify="left", show_header=False, box=None)
         for name in registry.names("merges"):
-            table.add_row(Text(name, style="bold"), Text(registry.summary("merges", name)))
-        console.out.print(table)
+            # Without the authors, most summaries are one line of 80 columns.
+            summary = re.sub(r" \([^()]*\d{4}\)", "", registry.summary("merges", name))
+            table.add_row(Text(name, style="bold"), Text(summary))
+        # As wide as the help above.
+        console.out.print(table, width=Console().width)
 
 
 def merge(

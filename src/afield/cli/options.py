@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_args, get_origin
 
 import typer
-from typer.core import TyperCommand, TyperGroup
+from typer.core import TyperCommand, TyperGroup, TyperOption
 
 from afield import own_code, registry
 from afield.data.listing import check_dataset_exists
@@ -16,13 +16,56 @@ from afield.errors import DataError, SpecError, UnknownNameError
 from afield.studies.benchmark import OPTIONS, Benchmark, Option
 from afield.training.metrics import METRICS
 
+HELP_ALL = "--help-all"
+# What `--help` shows of commands with many options; `--help-all` shows the others, too.
+USUAL_OPTIONS = {
+    "bench": (
+        *("methods", "merges", "trials", "targets", "label", "domain", "backbone", "tune", "set_"),
+        *("workers", "store", "dry_run"),
+    ),
+    "fit": (
+        *("label", "domain", "backbone", "tune", "steps", "set_", "adapt", "no_estimate"),
+        *("trials", "workers", "store", "out", "force"),
+    ),
+    "train": (
+        *("target", "label", "domain", "backbone", "tune", "steps", "set_", "trial", "draw"),
+        *("device", "store"),
+    ),
+}
+
 
 class Command(TyperCommand):
-    """A command whose help shows placeholders such as NAMES, but no types such as <str>."""
+    """A command whose help shows placeholders such as NAMES, but no types such as <str>.
+
+    The help of a command in `USUAL_OPTIONS` is short, without headings.
+    """
 
     def get_params(self, ctx: Any) -> list[Any]:
         """All parameters, including --help, without a type to display."""
         return [_without_type(param) for param in super().get_params(ctx)]
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Read --help-all as --help that shows all options."""
+        if self.name in USUAL_OPTIONS and HELP_ALL in args:
+            ctx.meta[HELP_ALL], args = True, ["--help"]
+        return super().parse_args(ctx, args)
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Write the usual options only, unless --help-all is given."""
+        usual = USUAL_OPTIONS.get(self.name or "")
+        if usual is None or HELP_ALL in ctx.meta:
+            super().format_help(ctx, formatter)
+            return
+        options = [each for each in self.params if isinstance(each, TyperOption)]
+        before = [(each.hidden, each.rich_help_panel) for each in options]
+        for each in options:
+            each.hidden, each.rich_help_panel = each.name not in usual, None
+        self.epilog = f"{ctx.command_path} {HELP_ALL} shows all {len(options)} options."
+        try:
+            super().format_help(ctx, formatter)
+        finally:
+            for each, (hidden, panel) in zip(options, before, strict=True):
+                each.hidden, each.rich_help_panel = hidden, panel
 
 
 class Group(TyperGroup):
@@ -125,22 +168,8 @@ SetOption = Annotated[
     typer.Option(
         "--set",
         metavar="NAME=VALUE",
-        help="Change another setting; repeat the option for several.\n\n"
-        "Training: lr, batch (samples per domain, or all), batch_total (samples of all domains "
-        "together), epochs (instead of steps), weight_decay, optimizer "
-        "(sgd:momentum=0.9), lr_schedule (constant, cosine, exponential, inverse or step, with "
-        "options: cosine:warmup=500), clip_norm, every (steps between evaluations), "
-        "freeze_bn (true or false), freeze_blocks and freeze_head (what --tune after:N and "
-        "--tune body stand for), precision (fp32, bf16, fp16, auto), "
-        "inexact (true: the fastest kernels of a GPU, which do not repeat bit for bit), "
-        "compile (true: torch.compile compiles the network).\n\n"
-        "Data: size (pixels), augment (none, light, full), balance (classes; true or false), limit "
-        "(samples per class and domain), split (lists, random), report (test, whole).\n\n"
-        "Texts: tokens (at which texts are cut), pooling (mean, first).\n\n"
-        "Tables: columns (table: types of columns as in earlier versions).\n\n"
-        "Selection: metric (macro_f1), group (slide).\n\n"
-        "CLIP: class_names, templates (files).\n\n"
-        "A method's own settings start with its name: vrex.penalty=1.",
+        help="Change any setting of training, the data or a method: lr=1e-4, vrex.penalty=1. "
+        "`afield list settings` describes them. Repeat the option for several.",
         rich_help_panel=TRAINING,
     ),
 ]
@@ -177,6 +206,14 @@ Format = Annotated[
 Quiet = Annotated[
     bool,
     typer.Option("--quiet", "-q", help="Print only the table, and errors.", rich_help_panel=OUTPUT),
+]
+DryRun = Annotated[
+    bool,
+    typer.Option(
+        "--dry-run",
+        help="Only show what it would cost: runs, time, disk, and data that are missing.",
+        rich_help_panel=RUNNING,
+    ),
 ]
 Force = Annotated[
     bool,

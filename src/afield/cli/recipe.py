@@ -107,7 +107,7 @@ def show(
     **values: Any,
 ) -> None:
     """Show what a recipe runs and costs: runs, images, time, disk, and which data are missing."""
-    from afield.studies.recipe_costs import estimate_costs
+    from afield.studies.costs import estimate_costs
 
     one = read_recipe(name, changes=_changes(**values))
     lines = [one.full_title, f"reproduces: {one.reproduces}"]
@@ -142,6 +142,7 @@ def run(
     format_: options.Format = "console",
     tensorboard: options.Tensorboard = False,
     quiet: options.Quiet = False,
+    dry_run: options.DryRun = False,
     **values: Any,
 ) -> None:
     """Run a recipe and show the paper's numbers beside ours.
@@ -152,15 +153,23 @@ def run(
     options.check_format(format_)
     changes = _changes(**{option: values.pop(option) for option in CHANGE_OPTIONS})
     one = read_recipe(name, changes=changes, **values)
-    run_recipe(one, format_=format_, tensorboard=tensorboard, quiet=quiet)
+    run_recipe(one, format_=format_, tensorboard=tensorboard, quiet=quiet, dry_run=dry_run)
 
 
-def run_recipe(one: Recipe, *, format_: str, tensorboard: bool, quiet: bool) -> None:
+def run_recipe(
+    one: Recipe, *, format_: str, tensorboard: bool, quiet: bool, dry_run: bool = False
+) -> None:
     """Do the missing runs of a recipe, and show the paper's numbers beside ours."""
-    from afield.studies.recipe_costs import merge_plans, plan_recipe
+    with console.show_loading():
+        from afield.studies.costs import estimate_costs, merge_plans, plan_recipe
 
     if not one.parts:
         raise SpecError(f"{one.name} has no runs: {one.differs}")
+    if dry_run:
+        with console.show_progress():
+            costs = estimate_costs(one)
+        console.print_costs([one.full_title, *costs.describe()])
+        return
     plans: list[list[Run]] = []
 
     def plan(_: "Benchmark") -> "list[Run]":

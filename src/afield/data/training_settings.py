@@ -36,8 +36,8 @@ class Training:
     optimizer
         Name of a torch.optim class with options, e.g. ``sgd:momentum=0.9``; empty means Adam.
     lr_schedule
-        Learning-rate schedule, e.g. ``cosine:warmup=500`` or ``exponential:rate=0.99``; empty keeps
-        the rate constant.
+        Learning-rate schedule: constant, cosine, exponential, inverse or step, with options, e.g.
+        ``cosine:warmup=500`` or ``exponential:rate=0.99``; empty keeps the rate constant.
     clip_norm
         Largest norm of the gradients, which are scaled down to it; 0 means no limit.
     backbone, weights

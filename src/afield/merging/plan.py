@@ -19,7 +19,6 @@ Paths are relative to the file. The same plan gives the same bytes.
 import json
 import math
 import os
-import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -30,7 +29,7 @@ import yaml
 
 from afield import registry
 from afield.errors import DataError, SpecError
-from afield.files import atomic_write, check_output, read_text
+from afield.files import atomic_write, check_output, parse_size, read_text
 from afield.merging.adapter_files import AdapterMerge
 from afield.merging.adapters import is_adapter
 from afield.merging.files import LEAVE, FileMerge, Override
@@ -44,7 +43,6 @@ KEYS = (
 )
 EXPERT_KEYS = ("path", "weight")
 OVERRIDE_KEYS = ("tensors", "merge", "scale", "settings")
-UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9}
 
 
 @dataclass(frozen=True)
@@ -96,7 +94,7 @@ class MergePlan:
             equalize=self.equalize,
             overrides=self.overrides,
             dtype=self.dtype,
-            shard_bytes=parse_size(self.shards) if self.shards else 0,
+            shard_bytes=parse_size(self.shards, option="shards") if self.shards else 0,
             space=self.space,
         )
 
@@ -129,19 +127,6 @@ class MergePlan:
             space=self.space,
             device=self.device,
         )
-
-
-def parse_size(text: str) -> int:
-    """A number of bytes from a text such as 5GB.
-
-    >>> parse_size("1.5MB")
-    1500000
-    """
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMG]?B?)\s*", text.upper())
-    unit = f"{match[2].removesuffix('B')}B" if match else ""
-    if not match or float(match[1]) <= 0:
-        raise SpecError(f"shards={text}: give a size such as 5GB")
-    return max(1, int(float(match[1]) * UNITS[unit]))
 
 
 def read_plan(path: str | Path) -> MergePlan:

@@ -38,6 +38,7 @@ from afield.errors import DataError, SpecError
 from afield.files import sha256
 from afield.hyperparameters import defaults
 from afield.networks.own_network import own_backbone, weights_digest
+from afield.progress import progress
 from afield.runs.pool import Pool
 from afield.runs.record import Failure, Plan, Record, describe_size, format_days
 from afield.runs.run import Run
@@ -239,8 +240,8 @@ Outcome = Record | Failure
 class Observer:
     """Follows a benchmark. Every method does nothing; a subclass overrides what it shows."""
 
-    def planning(self) -> AbstractContextManager[None]:
-        """A context around the planning, which may decode or download data."""
+    def busy(self) -> AbstractContextManager[None]:
+        """A context around all that reports its progress: reading data, planning, the report."""
         return nullcontext()
 
     def follow(
@@ -296,18 +297,22 @@ def run_benchmark(
     place = open_store(benchmark.store if store is None else store)
     if tensorboard:
         options["watch"] = TensorBoardWriter(f"{place.where()}/tensorboard")
-    with observer.planning():
+    with observer.busy():
         runs = plan(benchmark)
-    place.prepare()
-    _log_changed_data(runs, place)
-    written = _write_plan(runs, place, command or benchmark_command(benchmark))
+        with progress(f"looking for {len(runs)} runs in {place.where()}"):
+            place.prepare()
+            _log_changed_data(runs, place)
+            written = _write_plan(runs, place, command or benchmark_command(benchmark))
     options |= {"threads": benchmark.threads, "device": benchmark.device or None}
     outcomes = complete(runs, place, pool=pool, **options)
     ordered = sort_outcomes(runs, observer.follow(outcomes, runs, place, written))
     observer.finished(ordered, runs, place)
     if report is not None:
-        keep_thumbnails(runs, place)
-        _write_report(report, place, observer)
+        with observer.busy(), progress("writing the report"):
+            keep_thumbnails(runs, place)
+            path = _write_report(report, place)
+        if path is not None:
+            observer.reported(path)
     return ordered
 
 
@@ -349,9 +354,10 @@ def _write_plan(runs: Sequence[Run], store: Store, command: str) -> Plan:
     return plan
 
 
-def _write_report(report: Callable[[Store], str], store: Store, observer: Observer) -> None:
+def _write_report(report: Callable[[Store], str], store: Store) -> str | None:
+    """Write the report and return its path; None, with a warning, if it cannot be written."""
     try:
-        path = report(store)
+        return report(store)
     except Exception as error:  # noqa: BLE001  the runs are done; a report can be written later
         message = " ".join(str(error).split())
         log.warning(
@@ -359,8 +365,7 @@ def _write_report(report: Callable[[Store], str], store: Store, observer: Observ
             message,
             store.where(),
         )
-    else:
-        observer.reported(path)
+        return None
 
 
 @listed_once()

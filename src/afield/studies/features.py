@@ -378,7 +378,7 @@ VERSION = 1
 
 
 def use_features(
-    dataset: DomainSet, settings: Settings, *, finetune: bool | None = None
+    dataset: DomainSet, settings: Settings, *, finetune: bool | None = None, compute: bool = True
 ) -> tuple[DomainSet, dict[str, Any]]:
     """The dataset to train on and the settings for it: features of photographs, unless not wanted.
 
@@ -391,11 +391,14 @@ def use_features(
     finetune
         True trains the network itself, False computes its features once. None decides by the
         settings.
+    compute
+        Whether to compute features that are not in the cache. Otherwise the dataset has their
+        labels and identity, but no values: it is for planning.
     """
     settings, finetune = spell_finetune(one_network(settings), finetune=finetune)
     encoder = plan_features(dataset, settings, finetune=finetune)
     if isinstance(encoder, Encoder):
-        return _features(dataset, encoder, settings)
+        return _features(dataset, encoder, settings, compute=compute)
     return dataset, {**settings, **encoder}
 
 
@@ -476,12 +479,21 @@ def _encoder(dataset: DomainSet, settings: Settings) -> Encoder:
     return encoder
 
 
+def features_file(dataset: DomainSet, encoder: Encoder, settings: Settings) -> Path:
+    """Where the cache keeps the features of a dataset."""
+    identity = feature_identity(dataset, encoder, settings)
+    return cache_root().resolve() / "features" / identity / f"{dataset.name}.npz"
+
+
 def _features(
-    dataset: DomainSet, encoder: Encoder, settings: Settings
+    dataset: DomainSet, encoder: Encoder, settings: Settings, *, compute: bool
 ) -> tuple[DomainSet, dict[str, Any]]:
     """The features from the cache, computed first if they are not there."""
-    identity = feature_identity(dataset, encoder, settings)
-    path = cache_root().resolve() / "features" / identity / f"{dataset.name}.npz"
+    path = features_file(dataset, encoder, settings)
+    identity = path.parent.name
+    kept = {name: value for name, value in settings.items() if name not in IMAGE_SETTINGS}
+    if not path.is_file() and not compute:
+        return _planned(dataset, encoder, path, skip=bool(settings.get("skip_broken"))), kept
     if not path.is_file():
         path.parent.mkdir(parents=True, exist_ok=True)
         skip = bool(settings.get("skip_broken"))
@@ -489,8 +501,31 @@ def _features(
         side = dataset.modality.stored_side(encoder.size)
         options = ReadOptions(data_root(), side=side, skip_broken=skip)
         write_strips(path, dataset.load(options), dataset.modality)
-    kept = {name: value for name, value in settings.items() if name not in IMAGE_SETTINGS}
+    with suppress(OSError):
+        # For `afield cache`: when these features were last used.
+        os.utime(path.parent)
     return array_dataset(path), kept
+
+
+def _planned(dataset: DomainSet, encoder: Encoder, path: Path, *, skip: bool) -> DomainSet:
+    """Features that are not computed yet: their labels and identity, with a zero per sample."""
+
+    def read(_: ReadOptions) -> dict[str, Domain]:
+        images = dataset.load(_read_options(dataset, encoder, skip_broken=skip))
+        return {
+            name: Domain(torch.zeros(len(domain.y), 1), domain.y) for name, domain in images.items()
+        }
+
+    return DomainSet(
+        name=dataset.name,
+        domains=dataset.domains,
+        classes=dataset.classes,
+        reader=read,
+        training=Training(batch=32, backbone="small:mlp"),
+        origin=str(path.with_suffix("")),
+        fingerprint=path.parent.name,
+        provenance={**asdict(encoder), "identity": path.parent.name, "planned": True},
+    )
 
 
 def _describe(dataset: DomainSet, at_hand: Pretrained, *, finetune: bool) -> str:

@@ -21,6 +21,7 @@ from afield.hyperparameters import (
     without_neutral,
 )
 from afield.merging.scopes import merges_weights
+from afield.progress import track
 from afield.runs.run import Run
 from afield.runs.selection import DEFAULT_RULES, RULES
 from afield.studies.benchmark import (
@@ -54,17 +55,22 @@ log = logging.getLogger(__name__)
 NOT_ADAPTED = ("logit_ensemble", "target_expert")
 
 
-def plan_runs(benchmark: Benchmark, *, check_inputs: bool = True) -> list[Run]:
+def plan_runs(
+    benchmark: Benchmark, *, check_inputs: bool = True, compute_features: bool = True
+) -> list[Run]:
     """The runs of a benchmark, dataset after dataset.
 
     Without `check_inputs`, no network is built, and data are read only where the number of steps
-    depends on them: with epochs, or for the classes of your own data.
+    depends on them: with epochs, or for the classes of your own data. Without `compute_features`,
+    runs on features that are not in the cache can be counted, but not done.
     """
     _methods(benchmark)
     return [
         run
         for name in benchmark.dataset
-        for run in _plan_dataset(benchmark, name, check_inputs=check_inputs)
+        for run in _plan_dataset(
+            benchmark, name, check_inputs=check_inputs, compute_features=compute_features
+        )
     ]
 
 
@@ -195,7 +201,8 @@ def method_runs(
             for fold in protocol.folds(dataset, trial)
         ]
         twins = _twins(dataset, folds, twin_rules) if twin_rules else []
-        for draw in protocol.draw_numbers:
+        title = f"planning {dataset.name}, trial {trial}"
+        for draw in track(protocol.draw_numbers, title, len(protocol.draw_numbers)):
             for fold in (*folds, *twins):
                 base = _start_run(dataset, fold, trial, settings) if start else None
                 bases |= {base.key: base} if base else {}
@@ -329,14 +336,21 @@ def _with_defaults(benchmark: Benchmark, dataset: DomainSet) -> Benchmark:
     return replace(benchmark, methods=DEFAULT_METHODS, merges=merges)
 
 
-def _plan_dataset(asked: Benchmark, name: str, *, check_inputs: bool) -> list[Run]:
+def asked_dataset(asked: Benchmark, name: str) -> DomainSet:
+    """A dataset of a benchmark, with the columns of a table that the benchmark names."""
     columns = {"label": asked.label, "domain": asked.domain, "text": asked.text}
     columns |= {"types": asked.column_types, "drop": asked.drop}
-    dataset = find_dataset(name_columns(name, **columns))
+    return find_dataset(name_columns(name, **columns))
+
+
+def _plan_dataset(
+    asked: Benchmark, name: str, *, check_inputs: bool, compute_features: bool
+) -> list[Run]:
+    dataset = asked_dataset(asked, name)
     if check_inputs:
         dataset.check_available()
     given, finetune = spell_finetune(asked.settings, finetune=asked.finetune)
-    dataset, remaining = use_features(dataset, given, finetune=finetune)
+    dataset, remaining = use_features(dataset, given, finetune=finetune, compute=compute_features)
     labels = image_labels(dataset, given, finetune=finetune)
     asked = replace(asked, settings=remaining)
     benchmark = _with_defaults(_published_task(asked, dataset), dataset)

@@ -1,4 +1,4 @@
-"""From a recipe to its runs, and what they cost."""
+"""What a recipe or a benchmark costs, before it is run: runs, time, disk, and missing data."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -10,12 +10,18 @@ import torch
 import torch.nn.functional as F
 
 from afield.compute import default_device, preserve_torch_state
+from afield.data.domains import DomainSet
 from afield.data.lookup import find_dataset
 from afield.errors import AfieldError, DataError
+from afield.files import format_bytes
 from afield.networks.backbone import Shape, network
+from afield.networks.pretrained import Encoder
 from afield.runs.run import Run
 from afield.runs.run_setup import load_domains
-from afield.studies.planning import plan_runs
+from afield.runs.store import open_store
+from afield.studies.benchmark import Benchmark
+from afield.studies.features import features_file, plan_features, spell_finetune, use_features
+from afield.studies.planning import asked_dataset, plan_runs
 from afield.studies.recipe import Part, Recipe
 
 
@@ -32,12 +38,16 @@ def plan_recipe(recipe: Recipe) -> list[list[Run]]:
 
 def missing_data(recipe: Recipe) -> dict[str, str]:
     """Datasets of a recipe whose files are missing, and how to get them."""
-    found = {name: find_dataset(name) for name in recipe.datasets}
+    return _missing({name: find_dataset(name) for name in recipe.datasets})
+
+
+def _missing(datasets: Mapping[str, DomainSet]) -> dict[str, str]:
+    """The datasets whose files are missing, and how to get them."""
     return {
         name: f"afield data get {name}"
         if dataset.download.archives
         else dataset.download.instructions
-        for name, dataset in found.items()
+        for name, dataset in datasets.items()
         if dataset.missing_files()
     }
 
@@ -62,7 +72,7 @@ Number = TypeVar("Number", int, float)
 
 @dataclass(frozen=True)
 class Costs:
-    """The cost of a recipe.
+    """The cost of a recipe, or of a benchmark.
 
     Attributes
     ----------
@@ -76,6 +86,12 @@ class Costs:
         Bytes of the weights that the store keeps; None if it is not known.
     missing
         Datasets that are not here, and how to get them.
+    done
+        How many of the runs the store has already; they are no part of the time and the disk.
+    workers
+        How many runs are done at a time.
+    embedding
+        Seconds to compute the features of each dataset that a frozen network has not seen yet.
     """
 
     runs: int
@@ -84,6 +100,9 @@ class Costs:
     seconds: float | None = None
     disk: int | None = None
     missing: Mapping[str, str] = field(default_factory=dict)
+    done: int = 0
+    workers: int = 1
+    embedding: Mapping[str, float] = field(default_factory=dict)
 
     def describe(self) -> list[str]:
         """The cost in a few lines."""
@@ -92,16 +111,23 @@ class Costs:
             f"{name} {count:,}" if count is not None else f"{name} (unknown)"
             for name, count in self.images.items()
         )
-        lines = [f"runs: {self.runs:,}, {steps}", f"samples: {images or 'none'}"]
+        done = f" ({self.done:,} already in the store)" if self.done else ""
+        lines = [f"runs: {self.runs:,}{done}, {steps}", f"samples: {images or 'none'}"]
+        lines += [
+            f"features: about {_duration(seconds)} for {name}, computed once"
+            for name, seconds in self.embedding.items()
+        ]
         if self.seconds is not None:
+            at_once = f"{self.workers} runs" if self.workers > 1 else "one run"
             lines.append(
-                f"time: about {_duration(self.seconds)} of training on {default_device()}, one run "
-                "at a time (measured with plain training; other methods take longer)"
+                f"time: about {_duration(self.seconds / self.workers)} of training on "
+                f"{default_device()}, {at_once} at a time (measured with plain training; other "
+                "methods take longer)"
             )
         elif self.missing:
             lines.append("time: unknown until the data are here")
         if self.disk is not None:
-            lines.append(f"disk: about {self.disk / 1e9:.1f} GB of weights")
+            lines.append(f"disk: about {format_bytes(self.disk)} of weights")
         lines += [f"missing: {name}: {how}" for name, how in self.missing.items()]
         return lines
 
@@ -138,6 +164,85 @@ def estimate_costs(recipe: Recipe, *, measure: bool = True) -> Costs:
     )
 
 
+def benchmark_costs(benchmark: Benchmark) -> Costs:
+    """The cost of a benchmark, without training anything or computing features.
+
+    Data that are here are read and checked, as before training. Time and disk are those of the runs
+    that the store lacks.
+    """
+    asked = {name: asked_dataset(benchmark, name) for name in benchmark.dataset}
+    missing = _missing(asked)
+    here = replace(benchmark, dataset=tuple(name for name in asked if name not in missing))
+    runs = plan_runs(here, compute_features=False) if here.dataset else []
+    if missing:
+        there = replace(benchmark, dataset=tuple(missing))
+        runs += _plan(Part(there), missing)
+    known = open_store(benchmark.store).known(runs)
+    todo = [run for run, record in zip(runs, known, strict=True) if record is None]
+    trained = [run for run in todo if not run.is_derived]
+    counts = {each.name: _sample_count(benchmark, each, runs) for each in asked.values()}
+    embedding, widths = _embedding(benchmark, asked, counts)
+    measured = [_measure(run, widths.get(run.data)) for run in trained]
+    # Steps of an unknown number of epochs.
+    counted = not (missing and benchmark.settings.get("epochs"))
+    return Costs(
+        runs=len(runs),
+        steps=sum(run.steps for run in trained) if counted else None,
+        images=counts,
+        seconds=_total([each and each[0] for each in measured]) if counted else None,
+        disk=_total([each and each[1] for each in measured]),
+        missing=missing,
+        done=len(runs) - len(todo),
+        workers=getattr(benchmark.pool(), "workers", 1),
+        embedding=embedding,
+    )
+
+
+def _embedding(
+    benchmark: Benchmark, asked: Mapping[str, DomainSet], counts: Mapping[str, int | None]
+) -> tuple[dict[str, float], dict[str, int]]:
+    """Seconds for the features of each dataset, and their width by their identity."""
+    seconds: dict[str, float] = {}
+    widths: dict[str, int] = {}
+    given, finetune = spell_finetune(benchmark.settings, finetune=benchmark.finetune)
+    for dataset in asked.values():
+        encoder = plan_features(dataset, given, finetune=finetune)
+        if not isinstance(encoder, Encoder) or dataset.missing_files():
+            continue
+        path = features_file(dataset, encoder, given)
+        if not path.is_file():
+            each, width = _encoding(encoder.backbone, encoder.size)
+            seconds[dataset.name] = each * (counts[dataset.name] or 0)
+            widths[path.parent.name] = width
+    return seconds, widths
+
+
+@lru_cache(maxsize=16)
+def _encoding(backbone: str, size: int) -> tuple[float, int]:
+    """Seconds for the features of an image on all cores, and their number."""
+    net = network(backbone, (3, size, size), 1, weights="").features.eval()
+    images = torch.randn(MAX_MEASURED, 3, size, size)
+    times: list[float] = []
+    with torch.inference_mode():
+        while len(times) < MEASURED_STEPS and sum(times) < MAX_SECONDS:
+            start = time.perf_counter()
+            width = net(images).flatten(1).shape[1]
+            times.append(time.perf_counter() - start)
+    return min(times) / MAX_MEASURED, width
+
+
+def _sample_count(benchmark: Benchmark, dataset: DomainSet, runs: Sequence[Run]) -> int | None:
+    """The number of samples of a dataset; None if its files are missing and it does not say."""
+    if dataset.missing_files():
+        return sum(dataset.sizes.values()) if dataset.sizes else None
+    given, finetune = spell_finetune(benchmark.settings, finetune=benchmark.finetune)
+    planned, _ = use_features(dataset, given, finetune=finetune, compute=False)
+    # As its runs read it: no file is decoded in another size.
+    run = next(run for run in runs if run.dataset == planned.spec)
+    domains = load_domains(planned, replace(run, classes=()))
+    return sum(len(domain.y) for domain in domains.values())
+
+
 def _total(values: Sequence[Number | None]) -> Number | None:
     known = [value for value in values if value is not None]
     return sum(known) if len(known) == len(values) else None
@@ -171,9 +276,12 @@ def _image_count(name: str) -> int | None:
     return None
 
 
-def _measure(run: Run) -> tuple[float, int] | None:
-    """Seconds of all steps of a run and bytes of its weights; None if the input is unknown."""
-    shape = _shape(run)
+def _measure(run: Run, width: int | None = None) -> tuple[float, int] | None:
+    """Seconds of all steps of a run and bytes of its weights; None if the input is unknown.
+
+    `width` is the number of features, if the run has features that are not computed yet.
+    """
+    shape = (width,) if width else _shape(run)
     if shape is None:
         return None
     samples = run.batch_total or run.batch * (
