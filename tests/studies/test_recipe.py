@@ -266,7 +266,7 @@ def test_a_cost_is_described_in_a_few_lines():
     assert runs == "runs: 1,200, 34,000 training steps"
     assert samples == "samples: a 5,000, b (unknown)"
     assert time.startswith("time: about 1.5 hours of training on ")
-    assert disk == "disk: about 1.2 GB of weights"
+    assert disk == "disk: about 1.1 GB of weights"
     assert missing == "missing: b: get it"
     for seconds, words in ((864_000, "10 days"), (863_999, "240.0 hours"), (3600, "1.0 hours"),
                            (3599, "60 minutes"), (60, "1 minutes"),
