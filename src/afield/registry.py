@@ -25,12 +25,14 @@ from afield.errors import SpecError, UnknownNameError
 # Base classes of methods, averages and adaptations; the version of afield covers changes to them.
 BASE_MODULES = (
     "afield.training.method",
+    "afield.training.classical_method",
     "afield.training.average",
     "afield.training.adaptation",
 )
 # Subpackage of each kind.
 ROOMS = {
     "methods": "training",
+    "classical_methods": "training",
     "merges": "merging",
     "averages": "training",
     "adaptations": "training",
@@ -45,6 +47,8 @@ ROOMS = {
 # modality, and pools and estimators are described where they are used.
 HIDDEN = ("backbones", "modalities", "pools", "estimators")
 KINDS = tuple(kind for kind in ROOMS if kind not in HIDDEN)
+# Methods that are looked up among the others, but listed apart: `all` does not stand for them.
+CLASSICAL = "classical_methods"
 # How many names a hint lists.
 MAX_HINTS = 30
 # Names the way code digests are computed; digests with another prefix cannot be compared.
@@ -65,8 +69,20 @@ def builtin_names(kind: str) -> list[str]:
     return sorted({*_file_names(kind), *_entry_points(kind)})
 
 
+def is_classical(name: str) -> bool:
+    """Whether a method is a classical one, such as ``logistic``."""
+    built_in = name in _file_names(CLASSICAL) or name in _entry_points(CLASSICAL)
+    return built_in or name in own_code.names(CLASSICAL)
+
+
+def _home(kind: str, name: str) -> str:
+    """The kind in whose folder a name is: that of classical methods for some methods."""
+    return CLASSICAL if kind == "methods" and is_classical(name) else kind
+
+
 def find(kind: str, name: str) -> Any:
     """Import and return the object with this name, e.g. ``find("methods", "vrex")``."""
+    kind = _home(kind, name)
     if name in _file_names(kind):
         module = import_module(_module_name(kind, name))
         public = getattr(module, "__all__", [])
@@ -83,7 +99,8 @@ def find(kind: str, name: str) -> Any:
             f"{name}: code runs only if you name it on the command line or pass it in Python; use "
             f"`afield --code {name} …` and write {Path(name).stem.rpartition(':')[2]!r} here"
         )
-    raise UnknownNameError(f"no {kind[:-1]} {name!r}; {hint(name, names(kind))}")
+    known = [*names(kind), *(names(CLASSICAL) if kind == "methods" else ())]
+    raise UnknownNameError(f"no {kind[:-1]} {name!r}; {hint(name, known)}")
 
 
 def class_constant(kind: str, name: str, attribute: str, default: Any) -> Any:
@@ -92,6 +109,7 @@ def class_constant(kind: str, name: str, attribute: str, default: Any) -> Any:
     >>> class_constant("methods", "arm", "predicts_from_batches", False)
     True
     """
+    kind = _home(kind, name)
     if name not in _file_names(kind):
         return getattr(find(kind, name), attribute, default)
     return _constants(_module_name(kind, name)).get(attribute, default)
@@ -99,6 +117,7 @@ def class_constant(kind: str, name: str, attribute: str, default: Any) -> Any:
 
 def docstring(kind: str, name: str) -> str:
     """Docstring of the module behind a name, read without running the module."""
+    kind = _home(kind, name)
     try:
         tree = ast.parse(_source(kind, name))
     except SyntaxError as error:
@@ -117,6 +136,7 @@ def digest(kind: str, name: str) -> str:
     Imports, docstrings, comments and formatting do not count: moving or documenting a file does
     not make existing records look outdated.
     """
+    kind = _home(kind, name)
     if name in own_code.names(kind):
         return f"own:{own_code.digests((kind, name))[f'{kind}/{name}']}"
     return _builtin_digest(kind, name)

@@ -97,7 +97,8 @@ class Modality:
     Samples that are `resizable` can be decoded at any size. Samples that have `has_tokens` are
     token ids: batches differ in their lengths, and inputs cannot be mixed. Samples that have
     `has_columns` are rows of a table. A modality that `decodes_files` has one sample per file.
-    Samples that are `raw` are the numbers of a file as they are.
+    Samples that are `raw` are the numbers of a file as they are. `classical_methods` are rows of
+    every benchmark that names no methods.
     """
 
     name: ClassVar[str]
@@ -114,6 +115,7 @@ class Modality:
     has_columns: ClassVar[bool] = False
     decodes_files: ClassVar[bool] = False
     raw: ClassVar[bool] = False
+    classical_methods: ClassVar[tuple[str, ...]] = ("logistic", "extra_trees")
 
     @property
     def settings(self) -> dict[str, Any]:

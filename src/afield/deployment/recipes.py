@@ -29,7 +29,7 @@ from afield.errors import DataError
 from afield.networks.pretrained import Encoder
 from afield.runs.record import Record
 from afield.runs.row import MERGE_BASELINES
-from afield.runs.run import Run
+from afield.runs.run import CLASSICAL_ROLE, Run
 from afield.runs.run_files import read_record
 from afield.runs.selection import DEFAULT_RULES
 from afield.runs.store import Store
@@ -45,7 +45,7 @@ def is_merge(run: Run) -> bool:
 
 def is_recipe(run: Run) -> bool:
     """Whether `fit` can make the model of such a run: of a training, a merge or an adaptation."""
-    trained = run.role in ("", "adapted", "ensemble") and not run.experts
+    trained = run.role in ("", "adapted", "ensemble", CLASSICAL_ROLE) and not run.experts
     merged = run.role in ("merged", "adapted") and run.method in registry.names("merges")
     return (trained or merged) and run.method not in MERGE_BASELINES
 

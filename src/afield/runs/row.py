@@ -12,14 +12,16 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from afield import registry
-from afield.runs.run import FEATURE_CHOICES, TARGETS, Run, name_without_path
+from afield.runs.run import CLASSICAL_ROLE, FEATURE_CHOICES, TARGETS, Run, name_without_path
 
 # The method that others are compared with, and the row that has seen the labels of the target.
 REFERENCE, BOUND = "erm", "target_expert"
 # Rows that every table of merges has beside the merges.
 MERGE_BASELINES = ("base", "best_expert", "logit_ensemble", BOUND)
 
-Family = Literal["training", "averages", "merges", "adaptations", "ensembles", "references"]
+Family = Literal[
+    "training", "averages", "merges", "adaptations", "ensembles", "references", "classical"
+]
 FAMILIES: tuple[Family, ...] = get_args(Family)
 
 
@@ -41,6 +43,8 @@ class Row:
         The frozen network that computed the features to train on; empty if there is none.
     is_merged
         Whether the model is made from the weights of experts.
+    is_classical
+        Whether the method is a classical one, such as logistic regression: not trained in steps.
     members
         The number of trainings whose predictions an ensemble averages; 0 for one training.
     settings
@@ -56,6 +60,7 @@ class Row:
     backbone: str = ""
     encoder: str = ""
     is_merged: bool = False
+    is_classical: bool = False
     members: int = 0
     settings: Mapping[str, Any] = field(default_factory=dict)
     common: frozenset[str] = frozenset()
@@ -71,6 +76,7 @@ class Row:
             backbone=run.backbone,
             encoder=run.encoder or "",
             is_merged=bool(run.experts),
+            is_classical=run.role == CLASSICAL_ROLE,
             members=len(run.members),
             settings=_settings(run),
         )
@@ -113,6 +119,8 @@ class Row:
             return "merges"
         if self.members:
             return "ensembles"
+        if self.is_classical:
+            return "classical"
         return "training" if self.average == "last" else "averages"
 
     @property
@@ -148,6 +156,8 @@ class Row:
 def common_settings(runs: Iterable[Run]) -> set[str]:
     """Names of the settings that are equal in all runs, so that labels need not repeat them."""
     runs = list(runs)
+    # Classical methods have neither steps nor a network: what the others share is not theirs.
+    runs = [run for run in runs if run.role != CLASSICAL_ROLE] or runs
     chosen = [{(name, str(value)) for name, value in _settings(run).items()} for run in runs]
     common = {name for name, _ in set.intersection(*chosen)}
     # A method may have a network of its own on arrays, which says nothing new about a row.
@@ -167,14 +177,15 @@ def _settings(run: Run) -> dict[str, Any]:
 
     A choice of classes makes a row of its own only beside another choice.
     """
-    settings = {"backbone": run.backbone, "steps": run.steps, **run.given}
+    training = {} if run.role == CLASSICAL_ROLE else {"backbone": run.backbone, "steps": run.steps}
+    settings = {**training, **run.given}
     # All rows on the same features share the choices that the features were computed with.
     of_features = FEATURE_CHOICES if run.encoder else ()
     for name in (TARGETS, "classes", "finetune", *of_features):
         settings.pop(name, None)
     if run.epochs:
         settings["epochs"] = f"{run.epochs:g}"
-        del settings["steps"]
+        settings.pop("steps", None)
     return {name: _shown_value(run, name, value) for name, value in settings.items()}
 
 

@@ -18,6 +18,8 @@ from afield.training.metrics import find_metric
 NOT_IN_KEY = ("rules", "given", "class_names", "templates", "folder", "encoder")
 # Roles of runs that others are made from; tables have no row for them.
 AUXILIARY_ROLES = ("base", "expert", "member")
+# The role of a run of a classical method, which is fitted once instead of trained in steps.
+CLASSICAL_ROLE = "classical"
 # The word in `given` for the targets of all folds, each a list, if domains were chosen by name.
 TARGETS = "targets"
 # Choices about images in `given` that the features of a run were computed with.
@@ -49,9 +51,9 @@ class Run:
         If a share of the domains is held out: the domains to test on, and those that are neither
         trained on nor evaluated. The other unseen domains validate.
     role, base, experts
-        The role of a run that is not an ordinary one (base, expert, merged, adapted, member or
-        ensemble), the key of the run from whose weights this one starts, and the keys of the runs
-        to merge.
+        The role of a run that is not an ordinary one (base, expert, merged, adapted, member,
+        ensemble or classical), the key of the run from whose weights this one starts, and the keys
+        of the runs to merge.
     member, members
         The number of the run within an ensemble, which changes its seed and nothing else; 0 is the
         ordinary run. The keys of the runs whose predictions an ensemble averages.

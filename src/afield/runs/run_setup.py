@@ -272,6 +272,9 @@ def versions(run: Run) -> dict[str, str]:
         packages[package] = version(package)
     if run.size:
         packages["pillow"] = version("pillow")
+    if registry.is_classical(run.method):
+        package = registry.find("methods", run.method).package
+        packages[package] = version(package)
     return {**packages, "python": platform.python_version(), "code": code_digest(run)}
 
 

@@ -35,10 +35,11 @@ from afield.data.lookup import find_dataset
 from afield.errors import AfieldError, SpecError
 from afield.networks.compilation import check_compiler, compiled_run
 from afield.networks.precision import check_precision
+from afield.runs.classical import fit_classical
 from afield.runs.merged import build_ensemble, build_merged
 from afield.runs.record import Progress, Record
 from afield.runs.row import Row
-from afield.runs.run import Run
+from afield.runs.run import CLASSICAL_ROLE, Run
 from afield.runs.run_setup import (
     Machine,
     TrainingState,
@@ -114,6 +115,8 @@ def execute(
             machine = Machine(where, threads, root or data_root(), store.root)
             if run.is_derived:
                 work = _derive(run, store, machine)
+            elif run.role == CLASSICAL_ROLE:
+                work = _fit(run, machine, watch)
             else:
                 work = _trained(run, store, machine, snapshot_seconds, watch)
                 _evaluate_unseen(work)
@@ -154,8 +157,22 @@ def _derive(run: Run, store: Store, machine: Machine) -> TrainingState:
     return work
 
 
+def _fit(run: Run, machine: Machine, watch: CheckpointCallback | None) -> TrainingState:
+    """Fit a classical method once, and evaluate it; a run that is killed starts again."""
+    started = time.monotonic()
+    work = set_up(run, machine)
+    model = fit_classical(work)
+    work.best = model.state_dict()
+    work.checkpoints = [_only_checkpoint(work, model)]
+    work.seconds = time.monotonic() - started
+    _report_broken_losses(work)
+    if watch is not None:
+        watch(run, work.checkpoints[-1])
+    return work
+
+
 def _only_checkpoint(work: TrainingState, model: nn.Module) -> Checkpoint:
-    """The only checkpoint of a derived run, with the scores that every rule reads."""
+    """The only checkpoint of a run without steps, with the scores that every rule reads."""
     run, evaluations = work.run, work.evaluations
     checkpoint = Checkpoint(run.steps, evaluations.evaluate(model), {})
     checkpoint = evaluations.add_scores(checkpoint, model, evaluations.last)

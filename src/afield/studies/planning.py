@@ -1,7 +1,7 @@
 """From a benchmark to its runs, after reading and checking the data."""
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
@@ -21,8 +21,9 @@ from afield.hyperparameters import (
     without_neutral,
 )
 from afield.merging.scopes import merges_weights
+from afield.networks.backbone import find_backbone
 from afield.progress import track
-from afield.runs.run import Run
+from afield.runs.run import CLASSICAL_ROLE, Run
 from afield.runs.selection import DEFAULT_RULES, RULES
 from afield.studies.benchmark import (
     DEFAULT_MERGES,
@@ -129,6 +130,8 @@ def training_runs(
     An ensemble comes after its members.
     """
     check_start(start)
+    options = {"--average": average != "last", "--start": start, "--ensemble": ensemble}
+    _log_passed_over([method], options)
     known = read_classes(dataset, settings, classes) if protocol.left_out else None
     *needed, run = method_runs(
         dataset,
@@ -204,7 +207,8 @@ def method_runs(
         title = f"planning {dataset.name}, trial {trial}"
         for draw in track(protocol.draw_numbers, title, len(protocol.draw_numbers)):
             for fold in (*folds, *twins):
-                base = _start_run(dataset, fold, trial, settings) if start else None
+                trains = not all(map(registry.is_classical, methods))
+                base = _start_run(dataset, fold, trial, settings) if start and trains else None
                 bases |= {base.key: base} if base else {}
                 for method in methods:
                     run = resolve_run(
@@ -219,8 +223,9 @@ def method_runs(
                         tested=fold.tested,
                         classes=fold.classes,
                     )
-                    runs.append(_in_fold(run, fold, base))
-                    if ensemble and fold in folds:
+                    is_classical = run.role == CLASSICAL_ROLE
+                    runs.append(_in_fold(run, fold, None if is_classical else base))
+                    if ensemble and fold in folds and not is_classical:
                         ensembles += ensemble_runs(runs[-1], ensemble)
     return [*bases.values(), *runs, *ensembles]
 
@@ -333,7 +338,12 @@ def _with_defaults(benchmark: Benchmark, dataset: DomainSet) -> Benchmark:
     folds = benchmark.protocol.choice.folds(dataset) if plain else []
     mergeable = bool(folds) and min(len(fold.sources) for fold in folds) > 1
     merges = DEFAULT_MERGES if mergeable else ()
-    return replace(benchmark, methods=DEFAULT_METHODS, merges=merges)
+    classical = dataset.modality.classical_methods
+    # Pixels are all that they would see where a pretrained network is fine-tuned.
+    backbone = find_backbone(benchmark.settings.get("backbone", dataset.training.backbone))
+    if dataset.modality.resizable and backbone.is_pretrained():
+        classical = ()
+    return replace(benchmark, methods=(*DEFAULT_METHODS, *classical), merges=merges)
 
 
 def asked_dataset(asked: Benchmark, name: str) -> DomainSet:
@@ -369,6 +379,9 @@ def _plan_dataset(
     adaptations = _adaptations(benchmark)
     if adaptations and benchmark.ensemble:
         log.warning("--adapt changes one network, so the rows of ensembles are not adapted")
+    options = {"--average": benchmark.average != "last", "--start": benchmark.start}
+    options |= {"--ensemble": benchmark.ensemble, "--adapt": adaptations}
+    _log_passed_over(methods, options)
     owners = [*methods, *merge_owners, *filter(None, [benchmark.start]), *adaptations]
     check_settings(benchmark.settings, [*owners, benchmark.average])
     _log_dataset_settings(dataset, [*methods, *experts], benchmark.average, benchmark.settings)
@@ -396,7 +409,9 @@ def _plan_dataset(
 def _checked_runs(dataset: DomainSet, runs: list[Run], *, every: bool) -> list[Run]:
     """The possible runs, after reading the data and building the network."""
     check_unseen_classes(dataset, runs)
-    check_data_and_network(dataset, runs[0])
+    # Classical methods have no network to check.
+    trained = (run for run in runs if run.role != CLASSICAL_ROLE)
+    check_data_and_network(dataset, next(trained, runs[0]))
     return possible_runs(dataset, runs, every=every)
 
 
@@ -419,6 +434,18 @@ def _log_dataset_settings(
         used = [f"{name}={value}" for name, value in values.items() if name not in settings]
         if used:
             log.warning("%s: %s uses %s here", dataset.name, owner, ", ".join(used))
+
+
+def _log_passed_over(methods: Sequence[str], options: Mapping[str, Any]) -> None:
+    """Log which of the options that were given do nothing to classical methods."""
+    classical = [name for name in methods if registry.is_classical(name)]
+    given = [option for option, value in options.items() if value]
+    if classical and given:
+        log.warning(
+            "%s: fitted once, without steps; %s passes over this",
+            ", ".join(classical),
+            " and ".join(given),
+        )
 
 
 def _published_task(benchmark: Benchmark, dataset: DomainSet) -> Benchmark:

@@ -17,9 +17,10 @@ from afield.networks.backbone import HUB, Backbone, WholeNetwork, find_backbone
 from afield.networks.precision import resolve_precision
 from afield.networks.pretrained import registered_weights
 from afield.registry import hint
-from afield.runs.run import Run
+from afield.runs.run import CLASSICAL_ROLE, Run
 from afield.runs.run_setup import steps_per_epoch
 from afield.runs.selection import DEFAULT_RULES, RULES
+from afield.training.classical_method import ClassicalMethod
 from afield.training.method import Method
 from afield.training.metrics import DEFAULT_METRIC, check_classes, find_metric
 from afield.training.optimizers import canonical_optimizer, canonical_schedule
@@ -76,6 +77,11 @@ TUNES: dict[str, dict[str, Any]] = {
     "body": {"freeze_head": True},
     "head": {"tune": "head"},
 }
+# The only settings of training that a classical method has: what is read, split and selected by.
+CLASSICAL_SETTINGS = ["size", "tokens", "columns", "limit", "split", "report", "skip_broken"]
+CLASSICAL_SETTINGS += ["metric", "group"]
+# What gives a classical method its inputs: those of arrays, images and sounds, and those of texts.
+CLASSICAL_BACKBONES = {False: "linear", True: "bag:"}
 # Fields of a run, and what the provenance of features calls them.
 ORIGIN_FIELDS = {"folder": "dataset", "encoder": "backbone"}
 
@@ -109,6 +115,10 @@ def resolve_run(
         The classes that the network has outputs for; empty means all classes of the dataset. A
         network whose head is built from the names of the classes always has all.
     """
+    is_classical = registry.is_classical(method)
+    if is_classical:
+        dataset, settings = _classical_settings(dataset, method, settings or {})
+        average = "last"
     owners = {"": Training, method: registry.find("methods", method)}
     owners[average] = registry.find("averages", average)
     grouped = _by_owner(settings or {}, owners, [method, average])
@@ -123,7 +133,12 @@ def resolve_run(
     usual = {owner: defaults(kind) | start.get(owner, {}) for owner, kind in owners.items()}
     drawn = {
         owner: draw_values(
-            kind, draw=draw, trial=trial, start=start.get(owner), own=own_ranges[owner]
+            kind,
+            # A draw of a learning rate or a batch says nothing about a classical method.
+            draw=draw if owner or not is_classical else 0,
+            trial=trial,
+            start=start.get(owner),
+            own=own_ranges[owner],
         )
         | chosen[owner]
         for owner, kind in owners.items()
@@ -171,9 +186,32 @@ def resolve_run(
         # Whole domains leave no samples for a rule that reads the target.
         rules=tuple(r for r in rules if not (training["report"] and RULES[r].is_oracle)),
         given=_label(chosen, usual, automatic) | _range_labels(grouped, own_ranges),
+        role=CLASSICAL_ROLE if is_classical else "",
         **training,
     )
     return resolve_epochs(run, dataset)
+
+
+def _classical_settings(
+    dataset: DomainSet, method: str, settings: Settings
+) -> tuple[DomainSet, Settings]:
+    """Dataset and settings of a classical method: those of training in steps are left out.
+
+    They have the same values whatever the dataset and the user chose, so that no key depends on
+    them. Texts become bags of words; a number of tokens for another network is not theirs.
+    """
+    backbone = CLASSICAL_BACKBONES[dataset.modality.has_tokens]
+    kept = {
+        name: value
+        for name, value in settings.items()
+        if name in CLASSICAL_SETTINGS or name.startswith(f"{method}.")
+    }
+    usual = {name: getattr(dataset.training, name) for name in CLASSICAL_SETTINGS}
+    if settings.get("backbone", dataset.training.backbone) != backbone:
+        kept.pop("tokens", None)
+        usual["tokens"] = None
+    training = Training(**usual, steps=1, every=1, backbone=backbone, augment="none")
+    return replace(dataset, training=training, averages={}), kept
 
 
 def _by_owner(
@@ -300,6 +338,8 @@ def _start(dataset: DomainSet, chosen: Mapping[str, Any], method: type[Method]) 
     On arrays, a method may have a network of its own.
     """
     usual = dict(vars(dataset.training))
+    if issubclass(method, ClassicalMethod):
+        return usual
     backbone = find_backbone(chosen.get("backbone", dataset.training.backbone))
     tuned = backbone.is_pretrained() and chosen.get("weights") != "none"
     if method.array_backbone and dataset.modality.raw and not tuned:

@@ -37,6 +37,7 @@ class Table(Modality):
     python_example = "new.csv"
     training = Training(batch=32, backbone="small:mlp")
     has_columns = True
+    classical_methods = ("logistic", "extra_trees", "boosted_trees")
     no_export = (
         "takes tables, whose categories an exported function of numbers cannot encode; use afield "
         "predict"

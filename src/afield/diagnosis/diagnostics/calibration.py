@@ -101,7 +101,7 @@ def _trials(records: Sequence[Record]) -> dict[tuple[str, int], list[Record]]:
     common = common_settings(record.run for record in records)
     for record in records:
         run = record.run
-        if not run.role and not run.tested and len(record.unseen) in (1, 2):
+        if run.role in ("", "classical") and not run.tested and len(record.unseen) in (1, 2):
             recipe = replace(run, trial=0).recipe
             draw = f" draw={run.draw}" if run.draw else ""
             names.setdefault(recipe, Row.of(run).without(common).label + draw)

@@ -1,0 +1,1 @@
+"""Classical methods, one per file; `afield.training.classical_method` defines what one is."""
