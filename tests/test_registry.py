@@ -15,6 +15,7 @@ from afield.errors import AfieldError, UnknownNameError
 from afield.merging.scopes import Scope
 from afield.training.adaptation import Adaptation
 from afield.training.average import Average
+from afield.training.classical_method import ClassicalMethod
 from afield.training.method import Method
 from tests.files import other_package
 
@@ -43,6 +44,7 @@ def test_a_file_has_one_public_name_and_find_returns_it():
 def test_a_name_of_a_kind_is_an_instance_of_its_idea(tmp_path):
     bases = {
         "methods": Method,
+        "classical_methods": ClassicalMethod,
         "averages": Average,
         "adaptations": Adaptation,
         "diagnostics": Diagnostic,

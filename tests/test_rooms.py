@@ -121,7 +121,7 @@ def test_every_file_of_a_registry_has_one_public_name():
 
 
 def test_every_instance_says_where_it_differs():
-    for kind in ("methods", "merges", "averages", "adaptations"):
+    for kind in ("methods", "classical_methods", "merges", "averages", "adaptations"):
         for path in (PACKAGE / ROOMS[kind] / kind).glob("[!_]*.py"):
             assert "Differs from" in ast.get_docstring(parsed(path)), path
 

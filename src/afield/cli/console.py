@@ -164,16 +164,19 @@ def show_progress() -> AbstractContextManager[None]:
 
 def print_plan(runs: "Sequence[Run]", *, done: int) -> None:
     """Describe the planned runs in one line on standard error."""
+    count = f"{len(runs)} run{'s' * (len(runs) > 1)}"
+    count += f" ({done} already in the store)" if done else ""
     # The first run may be the short training of a base model, which is not typical.
-    typical = next((run for run in runs if run.role != "base"), runs[0])
+    typical = next((run for run in runs if run.role not in ("base", "classical")), None)
+    if typical is None:
+        err.say(f"{count}: {', '.join(dict.fromkeys(run.method for run in runs))}, fitted once")
+        return
     size = f" at {typical.size} px" if typical.size else ""
     weights = {"": "random weights", "hub": "pretrained weights"}
     start = weights.get(typical.weights, f"weights {Path(typical.weights).name}")
     domains = min(typical.domains_per_step, len(typical.sources)) or len(typical.sources)
     samples = str(typical.batch_total or f"{domains} × {typical.batch or 'all'}")
     epochs = f" ({typical.epochs:g} epochs)" if typical.epochs else ""
-    count = f"{len(runs)} run{'s' * (len(runs) > 1)}"
-    count += f" ({done} already in the store)" if done else ""
     err.say(
         f"{count}: {typical.backbone}{size} from {start}, {typical.steps} steps{epochs} of "
         f"{samples} samples"

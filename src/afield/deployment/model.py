@@ -39,6 +39,7 @@ from afield.hyperparameters import build, with_neutral
 from afield.networks.backbone import network
 from afield.networks.ensemble import make_ensemble
 from afield.networks.features import capture_features
+from afield.networks.fitted_heads import adopt_arrays
 from afield.networks.inference import BatchPredictor
 from afield.registry import hint
 from afield.tensors import check_values
@@ -149,6 +150,10 @@ def _needed_code(about: Description) -> dict[str, str]:
 
 def load_weights(module: nn.Module, weights: dict[str, Tensor], path: Path) -> None:
     """Load weights into a network; raise unless names and shapes are exactly the network's."""
+    try:
+        adopt_arrays(module, weights)
+    except SpecError as error:
+        raise DataError(f"{path}: {error}; get the folder again") from None
     state = module.state_dict()
     missing = [name for name in state if name not in weights]
     extra = [name for name in weights if name not in state]

@@ -48,10 +48,31 @@ class Views:
         return F.cross_entropy(self.logits, self.y, reduction="none")
 
 
+# Features of more numbers, such as all n-grams of a text, are added up in this many sums.
+MAX_WIDTH, SUMS = 2048, 512
+
+
+def added_up(features: Tensor) -> Tensor:
+    """Features of which there are too many for distances, as sums with signs; others as they are.
+
+    Each feature is added to or subtracted from one of the sums, which a hash of its number decides:
+    a random projection, which keeps distances up to a few percent.
+    """
+    width = features.shape[1]
+    if width <= MAX_WIDTH:
+        return features
+    # The multiplicative hash of Knuth; its upper bits are the random ones.
+    hashes = torch.arange(width, device=features.device) * 2654435761 % 2**32
+    sums = hashes >> 23
+    signs = 1.0 - 2.0 * ((hashes >> 22) & 1)
+    return features.new_zeros(len(features), SUMS).index_add_(1, sums, features * signs)
+
+
 class CapturedFeatures:
     """Features of the samples that passed, one tensor per batch, and the size of the last batch.
 
-    The features of an ensemble are those of its members, side by side.
+    The features of an ensemble are those of its members, side by side. Very many features are
+    added up (`added_up`).
     """
 
     def __init__(self, members: int = 1) -> None:
@@ -78,7 +99,7 @@ def capture_features(model: nn.Module) -> Iterator[CapturedFeatures]:
         captured.size = len(inputs[0])
 
     def collect(into: list[Tensor], _: nn.Module, inputs: tuple[Any, ...]) -> None:
-        into.append(captured.mean(inputs[0]).cpu())
+        into.append(added_up(captured.mean(inputs[0])).cpu())
 
     hooks = [model.register_forward_pre_hook(begin)]
     for member, into in zip(members, captured.by_member, strict=True):

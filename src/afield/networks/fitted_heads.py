@@ -164,12 +164,11 @@ class TreesHead(FittedHead):
         _require_indices("roots", arrays["roots"], count)
         _require_indices("feature", arrays["feature"], used)
         _require_indices("row", arrays["row"], len(arrays["table"]))
-        numbers = torch.arange(count, dtype=torch.int32)
-        child = arrays["child"].cpu()
+        numbers, child = torch.arange(count), arrays["child"].cpu().long()
         inner = child != numbers
-        if bool((inner & (child <= numbers)).any()) or bool((child + inner.int() >= count).any()):
+        if bool((inner & (child <= numbers)).any()) or bool((child + inner.long() >= count).any()):
             _refuse("a node must come before its children")
-        tree_depth(arrays["roots"].cpu().long(), child.long())
+        tree_depth(arrays["roots"].cpu().long(), child)
 
     def prepare(self) -> None:
         """Indices as torch's indexing is fastest with, and the greatest depth."""
@@ -178,12 +177,12 @@ class TreesHead(FittedHead):
     def leaves(self, x: Tensor) -> Tensor:
         """The row of the table that every sample reaches in every tree: samples × trees."""
         if torch.compiler.is_compiling():
-            node = self.roots.long().repeat(len(x), 1)
+            node = self.roots.long().repeat(x.shape[0], 1)
             for _ in range(self.depth):
                 node = self._next(x.gather(1, self.feature[node].long()), node)
             return self.row[node]
         trees = len(self.roots)
-        node = self.roots.long().repeat(len(x))
+        node = self.roots.long().repeat(x.shape[0])
         reached = torch.empty_like(node)
         place = torch.arange(len(node), device=x.device)
         first = torch.arange(0, x.numel(), x.shape[1], device=x.device).repeat_interleave(trees)
@@ -194,7 +193,7 @@ class TreesHead(FittedHead):
             reached[place] = following
             on = (following != node).nonzero().flatten()
             node, place, first = following[on], place[on], first[on]
-        return self.row[reached.view(len(x), trees)]
+        return self.row[reached.view(x.shape[0], trees)]
 
     def _next(self, values: Tensor, node: Tensor) -> Tensor:
         child = self.child[node].long()
@@ -311,7 +310,7 @@ class KernelHead(FittedHead):
         votes = wins @ first + (1 - wins) @ second
         confidence = decisions @ (first - second)
         known = votes + confidence / (3 * (confidence.abs() + 1))
-        empty = x.new_full((len(x), self.classes), -float(len(self.known)))
+        empty = x.new_full((x.shape[0], self.classes), -float(len(self.known)))
         return empty.index_copy(1, self.known.long(), known)
 
 

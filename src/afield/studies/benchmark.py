@@ -39,7 +39,8 @@ DEFAULT_MERGES = ("score", "average")
 METHODS_HELP = (
     "Methods to compare, separated by commas, or 'all'. "
     f"Default, without --merges: {', '.join(DEFAULT_METHODS)}, and the merges "
-    f"{' and '.join(DEFAULT_MERGES)}. See `afield list methods`."
+    f"{' and '.join(DEFAULT_MERGES)}, and classical methods that suit the data, such as logistic. "
+    "See `afield list methods` and `afield list classical_methods`."
 )
 RULES_HELP = (
     "Rules that select a model, separated by commas, or 'all'; one table per rule. "
