@@ -11,6 +11,7 @@ import afield
 from afield import registry
 from afield.data.domains import data_root
 from afield.data.lookup import find_dataset
+from afield.data.modalities.array import Array
 from afield.errors import AfieldError, SpecError, UnknownNameError
 from afield.runs.run_setup import Machine, set_up
 from afield.runs.selection import DEFAULT_RULES
@@ -46,7 +47,9 @@ def test_the_short_list_of_methods_exists_and_all_stands_for_every_one():
     assert set(DEFAULT_METHODS) <= set(afield.names("methods"))
     runs = make_benchmark("spirals", trials=1).runs()
     shown = [run for run in runs if run.role not in ("base", "expert")]
-    assert {run.method for run in shown} == {*DEFAULT_METHODS, *DEFAULT_MERGES}
+    classical = Array.classical_methods
+    assert set(classical) <= set(afield.names("classical_methods"))
+    assert {run.method for run in shown} == {*DEFAULT_METHODS, *DEFAULT_MERGES, *classical}
     assert not any(len(run.sources) == 1 and run.sources[0] in run.tested for run in runs)
     assert {run.method for run in make_benchmark("spirals", ["all"], trials=1).runs()} == (
         set(afield.names("methods")) - NEED_MAPS

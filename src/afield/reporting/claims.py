@@ -207,6 +207,9 @@ class Claim:
     metric
         What takes the place of the accuracy. If lower is better, differences have the other sign:
         positive ones always speak for the leader.
+    with_classical
+        The comparisons of every other method with every classical one, simultaneously: intervals
+        are corrected for the number of all of them.
     """
 
     leader: str
@@ -218,6 +221,7 @@ class Claim:
     best_unadapted: tuple[str, float] | None = None
     plain: frozenset[str] = frozenset()
     metric: str = DEFAULT_METRIC
+    with_classical: Sequence[Comparison] = ()
 
     @property
     def verdict(self) -> str:
@@ -231,6 +235,26 @@ class Claim:
     def is_more_than_chance(self) -> bool:
         """Whether the leader is clearly better than its rival."""
         return self.verdict == "better"
+
+    @property
+    def classical(self) -> list[str]:
+        """The classical methods that others are compared with."""
+        return list(dict.fromkeys(each.reference for each in self.with_classical))
+
+    @property
+    def unbeaten(self) -> list[str]:
+        """The classical methods that no other method clearly beats, although that could be told."""
+        judged = {e.reference for e in self.with_classical if e.verdict != "too few"}
+        beaten = {e.reference for e in self.with_classical if e.verdict == "better"}
+        return [name for name in self.classical if name in judged - beaten]
+
+    @property
+    def above_classical(self) -> list[str]:
+        """The methods that are clearly better than every classical one."""
+        beaten: dict[str, int] = {}
+        for each in self.with_classical:
+            beaten[each.method] = beaten.get(each.method, 0) + (each.verdict == "better")
+        return [name for name, count in beaten.items() if count == len(self.classical)]
 
     @property
     def trials_range(self) -> TrialsRange | None:
@@ -294,7 +318,23 @@ def make_claim(
         best_unadapted=next(unadapted, ("", math.nan)) if rows[leader].sees_samples else None,
         plain=frozenset(name for name, row in rows.items() if row.is_reference),
         metric=metric,
+        with_classical=_with_classical(means, measured, rows, noise),
     )
+
+
+def _with_classical(
+    means: Mapping[str, float],
+    measured: Mapping[str, Accuracies],
+    rows: Mapping[str, Row],
+    noise: Noise | None,
+) -> list[Comparison]:
+    """Every method against every classical one, the best first."""
+    classical = [name for name in means if rows[name].is_classical]
+    others = [name for name in means if not rows[name].is_classical]
+    pairs = [(name, known) for name in others for known in classical]
+    options = {"noise": noise, "rivals": max(1, len(pairs))}
+    compared = (compare(measured[a], measured[b], a, b, **options) for a, b in pairs)
+    return [each for each in compared if each is not None]
 
 
 def _duels(

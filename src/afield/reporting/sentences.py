@@ -59,6 +59,9 @@ def build_headline(results: Results, frame: pd.DataFrame, claim: Claim | None) -
         alone = "Only one method was run, so there is no comparison."
         return Headline(f"{leader} reaches {reached} {where}.", [alone, *remarks], claim.leader)
     gap = _gap(claim, bidi_isolate, alone=".")
+    best_classical = next((name for name in ranked if name in claim.unbeaten), "")
+    if best_classical and best_classical != claim.leader and claim.leader not in claim.unbeaten:
+        return _unbeaten_headline(claim, best_classical, where, remarks, gap)
     has_reference = not claim.plain.isdisjoint(ranked)
     if has_reference and not claim.reference:
         sentence = f"No method beats {leader} {where}: it reaches {reached}{gap}"
@@ -68,6 +71,43 @@ def build_headline(results: Results, frame: pd.DataFrame, claim: Claim | None) -
         missing = f"{REFERENCE} was not run, so it is unknown whether this beats plain training."
         remarks = [missing, *remarks]
     return Headline(sentence, remarks, claim.leader)
+
+
+def _unbeaten_headline(
+    claim: Claim, classical: str, where: str, remarks: Sequence[str], gap: str
+) -> Headline:
+    """That nothing clearly beats a classical method, although another method leads."""
+    name, leader = bidi_isolate(classical), bidi_isolate(claim.leader)
+    sentence = f"No method clearly beats {name} {where}: {leader} leads with {_format_mean(claim)}"
+    duel = next(
+        e for e in claim.with_classical if (e.method, e.reference) == (claim.leader, classical)
+    )
+    ends = f"95{NO_BREAK_SPACE}% interval {_format_interval(claim, duel.interval())}"
+    sentence += (
+        f", {_distance(claim, duel, bidi_isolate)} ({ends}{describe_correction(duel.rivals)})."
+    )
+    against = f"{leader} reaches {_format_mean(claim)}{gap}" if claim.comparison else ""
+    return Headline(sentence, [*filter(None, [against]), *remarks], claim.leader)
+
+
+def describe_classical(claim: Claim) -> str:
+    """Whether a method is better than the classical ones, all of them; empty without any."""
+    if not claim.with_classical:
+        return ""
+    names = ", ".join(map(bidi_isolate, claim.classical))
+    if all(each.verdict == "too few" for each in claim.with_classical):
+        lack = describe_lack(claim.with_classical[0])
+        return f"Whether a method beats the classical ones ({names}) cannot be told: {lack}."
+    corrected = describe_correction(claim.with_classical[0].rivals).removeprefix(", ")
+    if above := claim.above_classical:
+        better = ", ".join(map(bidi_isolate, above))
+        verb = "are" if len(above) > 1 else "is"
+        return f"Clearly better than all classical methods ({names}) {verb} {better}; {corrected}."
+    unbeaten = ", ".join(map(bidi_isolate, claim.unbeaten)) or "all of them at once"
+    return (
+        f"No method is clearly better than all classical methods ({names}): none clearly beats "
+        f"{unbeaten}; {corrected}."
+    )
 
 
 def describe_claim(claim: Claim, *, quote: Callable[[str], str] | None = None) -> str:
@@ -240,7 +280,8 @@ def _basis(frame: pd.DataFrame, rule: str) -> str:
 
 def _limits(claim: Claim) -> list[str]:
     """Remarks on the scope of the claim, and on open questions."""
-    remarks = _new_domains(claim) + _possible_best(claim)
+    remarks = [*filter(None, [describe_classical(claim)])]
+    remarks += _new_domains(claim) + _possible_best(claim)
     remarks += _clear_differences(
         [each for each in claim.comparisons if each.reference in claim.plain]
     )
@@ -343,6 +384,8 @@ def _verdict(claim: Claim) -> str:
         "too few": "Too few results to tell methods apart.",
         "unclear": f"{leader} leads, but that may be chance.",
     }
+    if claim.unbeaten and claim.leader not in claim.unbeaten:
+        return f"No method clearly beats {bidi_isolate(claim.unbeaten[0])}."
     if claim.verdict == "unclear" and claim.reference:
         return f"No method clearly beats {rival}."
     if claim.verdict != "too few" and claim.leader in claim.plain:
