@@ -332,8 +332,10 @@ def _with_classical(
     classical = [name for name in means if rows[name].is_classical]
     others = [name for name in means if not rows[name].is_classical]
     pairs = [(name, known) for name in others for known in classical]
-    options = {"noise": noise, "rivals": max(1, len(pairs))}
-    compared = (compare(measured[a], measured[b], a, b, **options) for a, b in pairs)
+    rivals = max(1, len(pairs))
+    compared = (
+        compare(measured[a], measured[b], a, b, noise=noise, rivals=rivals) for a, b in pairs
+    )
     return [each for each in compared if each is not None]
 
 
