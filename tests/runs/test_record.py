@@ -105,6 +105,7 @@ def test_every_field_is_either_in_the_key_or_known_not_to_be():
         *("role", "base", "experts", "freeze_head", "batch_total", "epochs", "report", "split"),
         *("classes", "adaptation", "adaptation_params", "metric", "prompts", "code"),
         *("precision", "inexact", "compile", "tokens", "freeze_blocks", "tune", "columns"),
+        *("member", "members", "layer_decay", "head_lr"),
     } == set(Run.__dataclass_fields__)
 
 

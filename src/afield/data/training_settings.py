@@ -53,12 +53,17 @@ class Training:
         encoder from Hugging Face pools them: mean or first; empty means as its folder says.
     tune
         What is trained: ``frozen`` (a small network on features that the network computes once),
-        ``head`` (the last layer, inside the network), ``body`` (all but the last layer),
-        ``after:N`` (all but the first N blocks) or ``full``; empty means what suits the data.
+        ``head`` (the last layer, inside the network), ``norms`` and ``attention`` (normalization
+        or attention, with the head), ``lora:rank=4,alpha=8`` (factors of low rank beside the
+        weights, with the head), ``body`` (all but the last layer), ``after:N`` (all but the first N
+        blocks) or ``full``; empty means what suits the data.
     freeze_blocks, freeze_head
         What ``after:N`` and ``body`` stand for: the number of blocks at the beginning of the
         network that are not trained, with what comes before them, and whether the last layer is
         not.
+    layer_decay, head_lr
+        Factor of the learning rate from each layer to the one before it (0 and 1: none), and the
+        learning rate of the last layer (0: that of the run).
     columns
         Empty: the sources of a run decide which columns of a table hold numbers, and a missing
         value is an input of its own. ``table``: as in earlier versions, any text in the whole table
@@ -114,6 +119,8 @@ class Training:
     tune: str = ""
     freeze_blocks: int = 0
     freeze_head: bool = False
+    layer_decay: float = 0.0
+    head_lr: float = 0.0
     columns: Literal["", "table"] = ""
     domains_per_step: int = 0
     balance: bool = False

@@ -19,6 +19,7 @@ from afield.data.samples import Batch, Samples, pool_domains
 from afield.data.stream import Stream
 from afield.errors import SpecError
 from afield.networks.inference import compute_outputs
+from afield.networks.lora import adapted_layers, merge_factors
 from afield.runs.merged import build_ensemble
 from afield.runs.record import Record
 from afield.runs.run import Run
@@ -147,7 +148,7 @@ def reopen(
     machine = Machine(where, torch.get_num_threads(), root or data_root(), folder.parent)
     work = set_up(run, machine)
     random = capture_rng_state()
-    trained = copy.deepcopy(work.learner)
+    trained = _without_factors(work.learner)
     if run.members:
         trained.model = build_ensemble(run, trained.model, folder.parent)
     else:
@@ -189,6 +190,16 @@ def reopen(
         },
         modality=domain_set.modality,
     )
+
+
+def _without_factors(learner: Learner) -> Learner:
+    """A copy of a learner whose networks have plain weights, as they are stored."""
+    plain = copy.deepcopy(learner)
+    if any(adapted_layers(plain.model)):
+        for net in (plain.model, plain.parts):
+            merge_factors(net)
+        plain.reset_optimizer()
+    return plain
 
 
 def _expert_name(folder: Path, merged: Run) -> str:

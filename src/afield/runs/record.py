@@ -23,7 +23,9 @@ class Record:
     memory in bytes: on a GPU that of the run's tensors, on a CPU that of the whole process, which
     may have done other runs before; 0 means unknown. `class_names` are those of confusion
     matrices, which have up to 100 classes; older records lack them. `at` is when the run was
-    finished, as `time.time` counts; 0 in older records.
+    finished, as `time.time` counts; 0 in older records. `trained_weights` is the number of weights
+    that the run's optimizer trained, in the network and in the method's other networks; 0 in older
+    records and in runs without training.
     """
 
     run: Run
@@ -38,6 +40,7 @@ class Record:
     median_tokens: int = 0
     embedded_tokens: int = 0
     at: float = field(default=0.0, compare=False)
+    trained_weights: int = 0
 
     @cached_property
     def domains(self) -> tuple[str, ...]:

@@ -28,6 +28,8 @@ FEATURE_CHOICES = ("weights", "size", "skip_broken")
 PRECISIONS = ("", "bf16", "fp16")
 # Largest values; a larger one is a slip of the keyboard, and would exhaust time or memory.
 LIMITS = {"steps": 10**9, "batch": 2**20, "batch_total": 2**20, "size": 4096, "tokens": 2**14}
+# Numbers that may be 0, which means 'not set' or 'none'.
+AMOUNTS = ("weight_decay", "clip_norm", "epochs", "layer_decay", "head_lr")
 # Numbers of repetitions.
 NUMBERS = ("trial", "draw", "member")
 # Counts that may be 0, which means 'not set'.
@@ -61,9 +63,9 @@ class Run:
         The test-time adaptation of an adapted run, with its hyperparameters; all other fields are
         those of its base.
     freeze_head, tune
-        Whether the last layer is not trained, as in experts of a pretrained network; ``head`` if
-        nothing else is. Other spellings of `Training.tune` are kept in the fields that they stand
-        for.
+        Whether the last layer is not trained, as in experts of a pretrained network; what is
+        trained if it is a part of the network: ``head``, ``norms``, ``attention`` or a LoRA. Other
+        spellings of `Training.tune` are kept in the fields that they stand for.
     report, split
         ``whole`` if all samples of the domains to test on are reported on, instead of their test
         split; ``random`` if a dataset's own lists do not split its domains.
@@ -152,6 +154,8 @@ class Run:
     encoder: str | None = None
     member: int = 0
     members: tuple[str, ...] = ()
+    layer_decay: float = 0.0
+    head_lr: float = 0.0
 
     def __post_init__(self) -> None:
         if not self.sources:
@@ -162,7 +166,7 @@ class Run:
         for name in ("steps", "every", "lr"):
             if getattr(self, name) <= 0:
                 raise SpecError(f"{name}={getattr(self, name)}: must be above 0")
-        for name in ("weight_decay", "clip_norm", "epochs", *NUMBERS, *COUNTS):
+        for name in (*AMOUNTS, *NUMBERS, *COUNTS):
             if getattr(self, name) < 0:
                 raise SpecError(f"{name}={getattr(self, name)}: must not be below 0")
 

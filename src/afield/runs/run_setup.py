@@ -1,7 +1,7 @@
 """Set up a run: read its domains, and build its network, method and batches."""
 
 import platform
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from importlib.metadata import version
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from afield import own_code, registry
 from afield.data.domains import Domain, DomainSet, ReadOptions, data_root, relabel
@@ -24,6 +24,7 @@ from afield.networks.compilation import compile_features
 from afield.networks.freezing import freeze_blocks
 from afield.networks.own_network import weights_digest
 from afield.networks.precision import lower_precision
+from afield.networks.tuning import Lora, layer_rates, tune_network
 from afield.runs.run import Run
 from afield.runs.run_data import Evaluations, RunData, TextLengths, training_rows
 from afield.runs.run_files import read_run_inputs, read_run_weights
@@ -31,6 +32,7 @@ from afield.training.adaptation import Adaptation
 from afield.training.average import Average
 from afield.training.learner import Learner, Task
 from afield.training.method import Method
+from afield.training.partial_average import PartialAverage
 from afield.training.optimizers import make_schedule, optimizer_factory, schedule_in_steps
 from afield.training.scores import MAX_CONFUSION_CLASSES, Checkpoint
 
@@ -62,6 +64,8 @@ class TrainingState:
     `keeps_network` tells whether the method trains the network that it was given, perhaps within a
     wrapper, and not another one with weights of its own. `first_weights` is the digest of the
     initial weights if the network is the user's own; empty for others, whose names say all.
+    `best` and `best_parts` are the weights of the best checkpoint: during training those that
+    change, at its end complete ones. `adapter` is what LoRA has changed.
     """
 
     run: Run
@@ -79,6 +83,8 @@ class TrainingState:
     checkpoints: list[Checkpoint] = field(default_factory=list)
     best: dict[str, Tensor] = field(default_factory=dict)
     best_parts: dict[str, Tensor] = field(default_factory=dict)
+    adapter: dict[str, Tensor] = field(default_factory=dict)
+    trained_weights: int = 0
     seconds: float = 0.0
 
     @property
@@ -139,6 +145,7 @@ def set_up_on(
         clip_norm=run.clip_norm,
         scales_loss=run.precision == "fp16",
         pretrained=bool(run.weights or run.base),
+        rates=_rates(run),
     )
     prompts = run_prompts(run, dataset)
     model = build_network(len(classes), class_names=prompts).to(machine.device)
@@ -147,8 +154,10 @@ def set_up_on(
     if run.base and not run.adaptation and not run.members:
         model.load_state_dict(read_run_weights(machine.store / run.base))
     freeze_blocks(model.features, run.freeze_blocks, run.backbone)
-    if run.tune == "head":
-        model.features.requires_grad_(requires_grad=False)
+    # The weights of derived runs have the products of factors in them.
+    if run.tune and not (run.is_derived and Lora.of(run.tune)):
+        tune_network(model, run.tune, run.backbone, run_data.shape[0])
+        model = model.to(machine.device)
     if run.freeze_head:
         model.head.requires_grad_(requires_grad=False)
     learner = method.setup(model, task)
@@ -162,6 +171,8 @@ def set_up_on(
             lower_precision(net, run.precision)
     kind = registry.find("averages", run.average)
     average: Average = build(kind, with_neutral(kind, run.average_params))
+    if not all(parameter.requires_grad for parameter in learner.model.parameters()):
+        average = PartialAverage(average)
     average.setup(learner.model, steps=learner.task.steps)
     if run.compile and not run.is_derived:
         _compile(learner, average, run.method, machine.threads)
@@ -180,6 +191,14 @@ def set_up_on(
         keeps_network=keeps_network,
         first_weights=first_weights,
     )
+
+
+def _rates(run: Run) -> Callable[[nn.Module], Mapping[int, float]] | None:
+    """The factors of the learning rate of a run's layers; None if they all have the same rate."""
+    if not run.layer_decay and not run.head_lr:
+        return None
+    head = run.head_lr / run.lr if run.head_lr else 1.0
+    return partial(layer_rates, decay=run.layer_decay or 1.0, head=head)
 
 
 def _compile(learner: Learner, average: Average, method: str, threads: int) -> None:

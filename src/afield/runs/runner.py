@@ -34,6 +34,12 @@ from afield.data.domains import data_root
 from afield.data.lookup import find_dataset
 from afield.errors import AfieldError, SpecError
 from afield.networks.compilation import check_compiler, compiled_run
+from afield.networks.lora import (
+    adapter_tensors,
+    changing_state,
+    load_changing_state,
+    merged_state,
+)
 from afield.networks.precision import check_precision
 from afield.runs.classical import fit_classical
 from afield.runs.merged import build_ensemble, build_merged
@@ -120,6 +126,7 @@ def execute(
             else:
                 work = _trained(run, store, machine, snapshot_seconds, watch)
                 _evaluate_unseen(work)
+                _merge_factors(work)
                 _report_broken_losses(work)
         record = Record(
             run=run,
@@ -132,8 +139,15 @@ def execute(
             memory=peak(),
             class_names=work.class_names,
             at=time.time(),
+            trained_weights=work.trained_weights,
         )
-        store.put(record, work.best, parts=work.best_parts, inputs=work.inputs)
+        store.put(
+            record,
+            work.best,
+            parts=work.best_parts,
+            adapter=work.adapter,
+            inputs=work.inputs,
+        )
         return record
 
 
@@ -303,8 +317,8 @@ def _keep(work: TrainingState, checkpoint: Checkpoint) -> None:
     after = _values(work)
     if after[-1] > max(before, default=NOT_DEPLOYED):
         work.best, work.best_parts = (
-            {name: value.clone() for name, value in net.state_dict().items()}
-            for net in (work.average.model, work.learner.parts)
+            {name: value.clone() for name, value in state.items()}
+            for state in (changing_state(work.average.model), work.learner.parts.state_dict())
         )
     if before:
         # Details stay where a rule can pick: at the best checkpoint and at the last.
@@ -331,8 +345,18 @@ def _evaluate_unseen(work: TrainingState) -> None:
     done[-1] = evaluations.add_scores(done[-1], model, evaluations.last)
     values = _values(work)
     best = values.index(max(values))
-    model.load_state_dict(work.best)
+    load_changing_state(model, work.best)
     done[best] = evaluations.add_scores(done[best], model, evaluations.best)
+
+
+def _merge_factors(work: TrainingState) -> None:
+    """Replace the best weights by complete ones, without factors; keep these apart."""
+    work.trained_weights = sum(each.numel() for each in work.learner.parameters())
+    work.adapter = adapter_tensors(work.average.model)
+    work.best = merged_state(work.average.model)
+    if work.adapter:
+        work.learner.parts.load_state_dict(work.best_parts)
+        work.best_parts = merged_state(work.learner.parts)
 
 
 def _report_broken_losses(work: TrainingState) -> None:
@@ -345,7 +369,7 @@ def _report_broken_losses(work: TrainingState) -> None:
 
 def _state(work: TrainingState) -> dict[str, Any]:
     return {
-        "learner": work.learner.state_dict(),
+        "learner": {**work.learner.state_dict(), "model": changing_state(work.learner.model)},
         "average": work.average.state_dict(),
         "stream": work.stream.state_dict(),
         "random": capture_rng_state(),
@@ -376,8 +400,9 @@ def _check_resumed(work: TrainingState) -> None:
         raise ValueError(f"at step {step}, with checkpoints of steps {steps[-3:]}")
     if not math.isfinite(work.seconds):
         raise ValueError(f"{work.seconds} seconds")
-    for kept, net in ((work.best, work.average.model), (work.best_parts, work.learner.parts)):
-        wanted = {name: value.shape for name, value in net.state_dict().items()}
+    states = (changing_state(work.average.model), work.learner.parts.state_dict())
+    for kept, state in zip((work.best, work.best_parts), states, strict=True):
+        wanted = {name: value.shape for name, value in state.items()}
         if kept and {name: value.shape for name, value in kept.items()} != wanted:
             raise ValueError("the best weights are of another network")
     # An average such as swad deploys nothing at first.
@@ -395,7 +420,8 @@ def _resume(run: Run, store: Store, machine: Machine) -> TrainingState:
         if _environment_differs(state["made"], _environment(work)):
             log.warning("%s: the snapshot is from another environment; starting again", run.key)
             return work
-        work.learner.load_state_dict(state["learner"])
+        trained = {**work.learner.model.state_dict(), **state["learner"]["model"]}
+        work.learner.load_state_dict({**state["learner"], "model": trained})
         work.average.load_state_dict(state["average"])
         work.stream.load_state_dict(state["stream"])
         restore_rng_state(state["random"])

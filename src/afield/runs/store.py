@@ -2,6 +2,7 @@
 
     store/<key>/record.json         written last: a run with a record is finished
     store/<key>/model.safetensors   the deployed weights, from the best checkpoint
+    store/<key>/adapter.safetensors with LoRA: the factors, and all else that was trained
     store/<key>/parts.safetensors   weights of a method's other networks at that checkpoint
     store/<key>/snapshot.pt         during a run: the state to continue from after a kill
     store/<key>/progress.json       during a run: the steps done so far
@@ -77,6 +78,8 @@ SHA256_BYTES, CHUNK_BYTES = 32, 2**20
 ADDRESS_TYPO = re.compile(r"[a-z][a-z0-9+]+:/")
 # Locked for a moment before a sweep, to see whether that is possible.
 LOCK_FILE = ".lock"
+# What LoRA has changed, under the names of peft.
+ADAPTER_FILE = "adapter.safetensors"
 # Files that a finished run no longer needs.
 TEMPORARY_FILES = ("snapshot.pt", "progress.json", "failure.json")
 _CHECKPOINTS = TypeAdapter(tuple[Checkpoint, ...])
@@ -173,12 +176,14 @@ class Store:
         weights: "Mapping[str, Tensor]",
         *,
         parts: "Mapping[str, Tensor] | None" = None,
+        adapter: "Mapping[str, Tensor] | None" = None,
         inputs: Mapping[str, Any] | None = None,
     ) -> None:
         """Write a record and its deployed weights, which makes the run a finished one.
 
-        `parts` are the weights of a method's other networks, for diagnostics; `inputs` (classes,
-        mean and std of the scaling) goes into the metadata of the deployed weights.
+        `parts` are the weights of a method's other networks, for diagnostics; `adapter` is what
+        LoRA has changed, which the deployed weights include; `inputs` (classes, mean and std of the
+        scaling) goes into the metadata of the deployed weights.
         """
         from safetensors.torch import save
 
@@ -188,6 +193,8 @@ class Store:
         metadata = {"afield": json.dumps(content, sort_keys=True)}
         if parts:
             self._keep(folder / "parts.safetensors", save(on_cpu(parts)))
+        if adapter:
+            self._keep(folder / ADAPTER_FILE, save(on_cpu(adapter)))
         self._keep(folder / "model.safetensors", save(on_cpu(weights), metadata=metadata))
         written = replace(record, checkpoints=tuple(record.checkpoints))
         self._keep(folder / "record.json", as_json(RECORD, written))
@@ -249,7 +256,7 @@ class Store:
     def fetch(self, *keys: str) -> None:
         """Download the files of finished runs, for a run that starts from them."""
         for key in keys:
-            for name in ("record.json", "model.safetensors", "parts.safetensors"):
+            for name in ("record.json", "model.safetensors", "parts.safetensors", ADAPTER_FILE):
                 self._fetch_file(self.root / key / name)
 
     def where(self, run: Run | None = None) -> str:

@@ -16,6 +16,7 @@ from afield.hyperparameters import build, defaults, draw_values, split_ranges, w
 from afield.networks.backbone import HUB, Backbone, WholeNetwork, find_backbone
 from afield.networks.precision import resolve_precision
 from afield.networks.pretrained import registered_weights
+from afield.networks.tuning import PARTS, Lora
 from afield.registry import hint
 from afield.runs.run import CLASSICAL_ROLE, Run
 from afield.runs.run_setup import steps_per_epoch
@@ -71,11 +72,11 @@ FINE_TUNING_LR = 5e-5
 OPTIONAL_SETTINGS = ["every", "weights", "freeze_bn", "size", "augment", "optimizer"]
 OPTIONAL_SETTINGS += ["lr_schedule", "metric", "tokens"]
 Settings = Mapping[str, Any]
-# What `tune` stands for, beside after:N and frozen.
+# What `tune` stands for, beside after:N, frozen and LoRA.
 TUNES: dict[str, dict[str, Any]] = {
     "full": {},
     "body": {"freeze_head": True},
-    "head": {"tune": "head"},
+    **{part: {"tune": part} for part in PARTS},
 }
 # The only settings of training that a classical method has: what is read, split and selected by.
 CLASSICAL_SETTINGS = ["size", "tokens", "columns", "limit", "split", "report", "skip_broken"]
@@ -251,10 +252,12 @@ def _range_labels(
 
 
 def reduce_tune(settings: Settings) -> dict[str, Any]:
-    """The settings with `tune` in the fields that it stands for; ``head`` stays as it is.
+    """The settings with `tune` in the fields that it stands for; parts of a network stay.
 
     >>> [reduce_tune({"tune": tune}) for tune in ("after:3", "body", "full")]
     [{'freeze_blocks': 3}, {'freeze_head': True}, {}]
+    >>> reduce_tune({"tune": "lora:rank=2"})
+    {'tune': 'lora:rank=2,alpha=4'}
     """
     reduced = dict(settings)
     tune = str(reduced.pop("tune", "") or "")
@@ -266,8 +269,14 @@ def reduce_tune(settings: Settings) -> dict[str, Any]:
         return {**reduced, "freeze_blocks": int(count)}
     if tune == "frozen":
         raise SpecError("tune=frozen: features are computed once, for images only; use tune=head")
+    lora = Lora.of(tune)
+    if lora is not None:
+        return {**reduced, "tune": str(lora)}
     if tune not in ("", *TUNES):
-        raise SpecError(f"tune={tune}: give frozen, head, body, after:N (such as after:3) or full")
+        raise SpecError(
+            f"tune={tune}: give frozen, head, body, after:N (such as after:3), norms, attention, "
+            "lora:rank=4,alpha=8 or full"
+        )
     return {**reduced, **TUNES.get(tune, {})}
 
 
@@ -386,6 +395,7 @@ def resolve_settings(training: dict[str, Any], dataset: DomainSet) -> dict[str, 
     for name in ("class_names", "templates"):
         resolved[name] = str(Path(training[name]).resolve()) if training[name] else ""
     resolved["tune"] = training["tune"] or None
+    resolved["layer_decay"] = _layer_decay(training["layer_decay"])
     by_sources = dataset.modality.has_columns and training["columns"] != "table"
     resolved["columns"] = "sources" if by_sources else None
     resolved["split"] = "" if training["split"] == "lists" else training["split"]
@@ -393,6 +403,13 @@ def resolve_settings(training: dict[str, Any], dataset: DomainSet) -> dict[str, 
     resolved["group"] = canonical_group(training["group"])
     resolved["metric"] = _metric(training["metric"] or "", resolved["group"], dataset)
     return resolved
+
+
+def _layer_decay(decay: float) -> float:
+    """The decay of the learning rate over layers; 1 is none, which is written as 0."""
+    if not 0 <= decay <= 1:
+        raise SpecError(f"layer_decay={decay:g}: must be above 0 and at most 1, such as 0.75")
+    return 0.0 if decay == 1 else decay
 
 
 def _prompts_digest(training: Mapping[str, Any], dataset: DomainSet) -> str:

@@ -47,6 +47,9 @@ class Task:
         Whether losses are scaled up for backward passes in float16, whose small numbers are coarse.
     pretrained
         Whether the network starts from weights that were trained before.
+    rates
+        Factors of the learning rate by the identity of the parameters of a model; None means that
+        all parameters have the run's rate.
     """
 
     sources: tuple[str, ...]
@@ -59,6 +62,7 @@ class Task:
     clip_norm: float = 0.0
     scales_loss: bool = False
     pretrained: bool = True
+    rates: Callable[[nn.Module], Mapping[int, float]] | None = None
 
 
 # As in torch.amp.GradScaler: the first scale, and the number of finite steps until it is doubled.
@@ -223,10 +227,16 @@ class Learner:
         groups = [_trained(self._submodule(name).parameters()) for name in self.lr_multipliers]
         grouped = {id(parameter) for group in groups for parameter in group}
         groups.insert(0, [p for p in self.parameters() if id(p) not in grouped])
-        self.optimizer = self.task.optimizer([{"params": group} for group in groups])
-        _override(self.optimizer, self.settings)
+        rates = self.task.rates(self.model) if self.task.rates else {}
         multipliers = (1.0, *self.lr_multipliers.values())
-        for group, multiplier in zip(self.optimizer.param_groups, multipliers, strict=True):
+        pieces = [
+            ({"params": part} | ({"owner": number} if rates else {}), factor * multiplier)
+            for number, (group, multiplier) in enumerate(zip(groups, multipliers, strict=True))
+            for factor, part in _by_rate(group, rates).items()
+        ]
+        self.optimizer = self.task.optimizer([piece for piece, _ in pieces])
+        _override(self.optimizer, self.settings)
+        for group, (_, multiplier) in zip(self.optimizer.param_groups, pieces, strict=True):
             group["lr"] *= multiplier
         if self.task.schedule is not None:
             self.apply_schedule()
@@ -256,8 +266,13 @@ class Learner:
         The first group has the parameters without a multiplier; the other groups follow in the
         order of `lr_multipliers`. The run's schedule applies on top.
         """
-        for group, factor in zip(self.optimizer.param_groups, factors, strict=True):
-            group["share"] = factor
+        groups = self.optimizer.param_groups
+        # Groups are split where layers have rates of their own.
+        owners = [group.get("owner", number) for number, group in enumerate(groups)]
+        if len(factors) not in (len(groups), len(set(owners))):
+            raise ValueError(f"{len(factors)} factors for {len(set(owners))} groups")
+        for group, owner in zip(groups, owners, strict=True):
+            group["share"] = factors[owner]
         self.apply_schedule()
 
     def apply_schedule(self) -> None:
@@ -395,6 +410,16 @@ class Learner:
 
 def _trained(parameters: Iterable[nn.Parameter]) -> list[nn.Parameter]:
     return [parameter for parameter in parameters if parameter.requires_grad]
+
+
+def _by_rate(
+    group: Sequence[nn.Parameter], rates: Mapping[int, float]
+) -> dict[float, list[nn.Parameter]]:
+    """The parameters of a group by their factors; the first factor is 1, perhaps with none."""
+    parts: dict[float, list[nn.Parameter]] = {1.0: []}
+    for parameter in group:
+        parts.setdefault(rates.get(id(parameter), 1.0), []).append(parameter)
+    return parts
 
 
 def _parameters_of(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
