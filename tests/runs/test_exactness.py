@@ -405,3 +405,26 @@ def test_a_disturbed_sweep_with_merged_models_ends_in_the_same_bytes(stores, tmp
     for store in (stopped, killed):
         list(complete(runs, store))
         assert outcomes(store, runs) == outcomes(straight, runs)
+
+
+TUNES = ("lora:rank=2,alpha=4", "norms")
+
+
+@pytest.mark.parametrize("tune", TUNES)
+@pytest.mark.parametrize("average", ["last", "swad"])
+def test_a_part_of_a_network_is_trained_exactly(tmp_path, tune, average):
+    settings = {"backbone": "small:vit", "tune": tune, "steps": 8, "every": 2}
+    settings |= {"layer_decay": 0.8, "head_lr": 2e-3}
+    run = averaged(varied_run(tmp_path, "erm", **settings), average)
+    straight, broken = Store(tmp_path / "straight"), Store(tmp_path / "broken")
+    assert_continues(run, straight, broken, stops=(2, 6))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("write", [2, 4])
+def test_a_kill_while_factors_are_trained_changes_nothing(tmp_path, write):
+    settings = {"backbone": "small:vit", "tune": TUNES[0], "steps": 8, "every": 2}
+    run = varied_run(tmp_path, "erm", **settings)
+    reference = Store(tmp_path / "reference")
+    execute(run, reference)
+    assert_a_kill_changes_nothing(run, reference, tmp_path / "killed", write=write)

@@ -262,8 +262,10 @@ class Settings:
         str | None,
         Option(
             "What is trained: 'frozen' (a small network on features that the network computes "
-            "once), 'head' (its last layer), 'body' (all but its last layer), 'after:N' (all but "
-            "its first N blocks) or 'full'. Default: see --finetune.",
+            "once), 'head' (its last layer), 'norms' or 'attention' (these layers and the last "
+            "one), 'lora:rank=4,alpha=8' (factors of low rank beside the weights, and the last "
+            "layer), 'body' (all but its last layer), 'after:N' (all but its first N blocks) or "
+            "'full'. Default: see --finetune.",
             metavar="PART",
         ),
     ] = None

@@ -15,11 +15,11 @@ from the same distributions.
 
 Convolutions have the factors of peft: A is a convolution of the same kernel, B one of a single
 pixel. Convolutions with groups have no such factors. `nn.MultiheadAttention` reads its weights
-directly, so it uses W' in training as well.
+directly, so it uses W' in training as well. (There peft 0.21 adds the change of `out_proj` twice.)
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import Any
 
@@ -109,25 +109,26 @@ def adapter_tensors(model: nn.Module) -> dict[str, Tensor]:
     layers = dict(adapted_layers(model))
     if not layers:
         return {}
-    tensors = {}
+    tensors: dict[str, Tensor] = {}
     for name, module in layers.items():
-        # peft replaces the last layer of an attention within its own wrapper.
-        parent, _, own = name.rpartition(".")
-        if parent in layers and isinstance(layers[parent], nn.MultiheadAttention):
-            name = f"{parent}.base_layer.{own}"  # noqa: PLW2901
-        for factor in (INNER, OUTER):
-            parameter = module._parameters[factor]
-            assert parameter is not None  # noqa: S101  for mypy
-            tensors[f"{PEFT_PREFIX}{name}.{factor}.weight"] = parameter.detach()
+        inner, outer = (module.get_parameter(factor) for factor in (INNER, OUTER))
+        own = _peft_name(name, layers)
+        tensors |= {f"{own}.{INNER}.weight": inner, f"{own}.{OUTER}.weight": outer}
     for name, parameter in model.named_parameters():
         if parameter.requires_grad and not name.endswith((INNER, OUTER)):
-            tensors[PEFT_PREFIX + name] = parameter.detach()
+            tensors[name] = parameter
     if has_unfrozen_batchnorm(model):
         for prefix, module in model.named_modules():
             if isinstance(module, _BatchNorm):
-                buffers = module.named_buffers(prefix=prefix)
-                tensors |= {PEFT_PREFIX + name: buffer for name, buffer in buffers}
-    return tensors
+                tensors |= module.named_buffers(prefix=prefix)
+    return {PEFT_PREFIX + name: value.detach() for name, value in tensors.items()}
+
+
+def _peft_name(name: str, layers: Mapping[str, nn.Module]) -> str:
+    """The name of a layer; peft replaces the last one of an attention within its own wrapper."""
+    parent, _, own = name.rpartition(".")
+    inside = isinstance(layers.get(parent), nn.MultiheadAttention)
+    return f"{parent}.base_layer.{own}" if inside else name
 
 
 def changing_state(model: nn.Module) -> dict[str, Tensor]:

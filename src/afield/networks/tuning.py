@@ -172,9 +172,7 @@ def _groups(features: nn.Module, channels: int) -> dict[str, dict[str, nn.Module
     """The layers that can have factors, by what they are for."""
     attention = [name for name, _ in _attention(features)]
     blocks = {name.rpartition(".")[0] for name in attention}
-    groups: dict[str, dict[str, nn.Module]] = {
-        name: {} for name in (*GROUPS, "linear", "first")
-    }
+    groups: dict[str, dict[str, nn.Module]] = {name: {} for name in (*GROUPS, "linear", "first")}
     for name, module in features.named_modules():
         if not can_adapt(module):
             continue
@@ -235,7 +233,7 @@ def _layers(features: nn.Module) -> list[list[nn.Parameter]]:
     walk(features)
     # What stands between layers belongs to the layer before it.
     for layer, tail in zip(layers[1:-1], tails[1:-1], strict=True):
-        layer += tail
+        layer.extend(tail)
     return [*layers, tails[-1] if len(tails) > 1 else []]
 
 

@@ -19,7 +19,7 @@ from afield.data.samples import Samples
 from afield.data.stream import Stream
 from afield.errors import DataError, SpecError
 from afield.hyperparameters import build, with_neutral
-from afield.networks.backbone import HUB, find_backbone, network
+from afield.networks.backbone import HUB, Classifier, find_backbone, network
 from afield.networks.compilation import compile_features
 from afield.networks.freezing import freeze_blocks
 from afield.networks.own_network import weights_digest
@@ -32,8 +32,8 @@ from afield.training.adaptation import Adaptation
 from afield.training.average import Average
 from afield.training.learner import Learner, Task
 from afield.training.method import Method
-from afield.training.partial_average import PartialAverage
 from afield.training.optimizers import make_schedule, optimizer_factory, schedule_in_steps
+from afield.training.partial_average import partial_average
 from afield.training.scores import MAX_CONFUSION_CLASSES, Checkpoint
 
 # The method that stands for a merge where a network is built.
@@ -153,13 +153,7 @@ def set_up_on(
     first_weights = weights_digest(model)[:16] if is_own else ""
     if run.base and not run.adaptation and not run.members:
         model.load_state_dict(read_run_weights(machine.store / run.base))
-    freeze_blocks(model.features, run.freeze_blocks, run.backbone)
-    # The weights of derived runs have the products of factors in them.
-    if run.tune and not (run.is_derived and Lora.of(run.tune)):
-        tune_network(model, run.tune, run.backbone, run_data.shape[0])
-        model = model.to(machine.device)
-    if run.freeze_head:
-        model.head.requires_grad_(requires_grad=False)
+    _freeze(model, run, run_data.shape)
     learner = method.setup(model, task)
     own = {id(parameter) for parameter in learner.model.parameters()}
     keeps_network = all(id(parameter) in own for parameter in model.parameters())
@@ -171,8 +165,7 @@ def set_up_on(
             lower_precision(net, run.precision)
     kind = registry.find("averages", run.average)
     average: Average = build(kind, with_neutral(kind, run.average_params))
-    if not all(parameter.requires_grad for parameter in learner.model.parameters()):
-        average = PartialAverage(average)
+    average = partial_average(average, learner.model)
     average.setup(learner.model, steps=learner.task.steps)
     if run.compile and not run.is_derived:
         _compile(learner, average, run.method, machine.threads)
@@ -191,6 +184,16 @@ def set_up_on(
         keeps_network=keeps_network,
         first_weights=first_weights,
     )
+
+
+def _freeze(model: Classifier, run: Run, shape: tuple[int, ...]) -> None:
+    """Freeze what the run does not train, and add the factors that it trains."""
+    freeze_blocks(model.features, run.freeze_blocks, run.backbone)
+    # The weights of derived runs have the products of factors in them.
+    if run.tune and not (run.is_derived and Lora.of(run.tune)):
+        tune_network(model, run.tune, run.backbone, shape[0])
+    if run.freeze_head:
+        model.head.requires_grad_(requires_grad=False)
 
 
 def _rates(run: Run) -> Callable[[nn.Module], Mapping[int, float]] | None:

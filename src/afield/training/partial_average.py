@@ -8,7 +8,7 @@ factors are averaged, and not their products.
 
 import copy
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 from torch import nn
 
@@ -66,9 +66,7 @@ class PartialAverage(Average):
 
     @property
     def _averaged(self) -> TrainedPart:
-        part = self.average.model
-        assert isinstance(part, TrainedPart)  # noqa: S101  for mypy
-        return part
+        return cast(TrainedPart, self.average.model)
 
     def after_step(self, model: nn.Module) -> None:
         """Use the trained parameters after a step."""
@@ -98,3 +96,9 @@ class PartialAverage(Average):
         """Remember that the whole network has other values; the latest step counts most."""
         if self._copied is not self._observed and self._outdated != "step":
             self._outdated = what
+
+
+def partial_average(average: Average, model: nn.Module) -> Average:
+    """The average itself, or one of the trained part if a parameter of the model is frozen."""
+    trains_all = all(parameter.requires_grad for parameter in model.parameters())
+    return average if trains_all else PartialAverage(average)
