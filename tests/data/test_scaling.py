@@ -128,7 +128,7 @@ def test_constant_and_empty_columns_give_finite_inputs():
 
 
 def test_stored_numbers_that_make_no_sense_are_refused():
-    for wrong in ({"std": 0.0}, {"fill": float("nan")}, {"known": (1,)}):
+    for wrong in ({"std": 0.0}, {"fill": float("nan")}, {"known": (1,)}, {"tail": -1.0}):
         with pytest.raises(SpecError, match="column 'a'"):
             FittedColumn("a", **wrong)
 
@@ -136,9 +136,9 @@ def test_stored_numbers_that_make_no_sense_are_refused():
 PRESSURE = Column("pressure", ("120", "140", "n/d"), (120.0, 140.0, math.nan))
 
 
-def by_sources(codes, *columns):
+def by_sources(codes, *columns, robust=False):
     x = torch.tensor(codes, dtype=torch.float32).view(-1, len(columns))
-    return TableScaling.fit(Rows([x]), columns, by_sources=True)
+    return TableScaling.fit(Rows([x]), columns, by_sources=True, robust=robust)
 
 
 def test_texts_are_numbers_if_all_those_of_the_sources_are():
@@ -168,6 +168,38 @@ def test_a_missing_value_of_the_sources_is_an_input_of_its_own():
     shown = scaling(torch.tensor([[1.0], [math.nan]]))
     torch.testing.assert_close(shown[:, 1], expected[:, 1])
     assert shown[0, 0] < shown[1, 0]
+
+
+def test_one_large_number_hardly_changes_the_robust_scaling_and_is_scaled_to_a_short_tail():
+    numbers = torch.linspace(-1, 1, 101).tolist()
+    plain = by_sources(numbers, Column("dose"), robust=True)
+    spoiled = by_sources([*numbers, 1e6], Column("dose"), robust=True)
+    x = torch.tensor([[-1.0], [0.0], [1.0]])
+    torch.testing.assert_close(spoiled(x), plain(x), rtol=0.05, atol=0.05)
+    # Quartiles at -0.5 and 0.5 are those of a normal distribution with this deviation.
+    torch.testing.assert_close(plain(x)[2, 0], torch.tensor(1.349))
+    far = plain(torch.tensor([[3 / 1.349], [4 / 1.349], [1e6], [-1e6]]))[:, 0]
+    torch.testing.assert_close(far[:2], torch.tensor([3.0, 3 + math.log(2)]))
+    assert 10 < far[2] < 20
+    assert far[3] == -far[2]
+    again = TableScaling.from_dict(plain.to_dict())
+    torch.testing.assert_close(again(x), plain(x))
+
+
+def test_a_column_of_few_different_numbers_has_a_robust_scaling():
+    rare = by_sources([*[0.0] * 9, 5.0], Column("visits"), robust=True)
+    assert rare.columns[0].std == pytest.approx(1.5)
+    assert by_sources([7.0, 7.0], Column("year"), robust=True)(torch.tensor([[7.0]])) == 0.0
+
+
+def test_a_missing_category_is_in_no_category_if_the_sources_have_missing_cells():
+    column = Column("thal", ("fixed", "normal"), (math.nan, math.nan))
+    scaling = by_sources([0, 1, 1, math.nan], column, robust=True)
+    x = torch.tensor([[math.nan], [1.0], [-1.0]])
+    assert scaling(x).tolist() == [[0, 0, 1], [0, 1, 0], [0, 0, 0]]
+    # Otherwise no input would tell, and the most frequent category is the best guess.
+    complete = by_sources([0, 1, 1], column, robust=True)
+    assert complete(x).tolist() == [[0, 1], [0, 1], [0, 0]]
 
 
 @pytest.mark.parametrize("name", ["id", "ID", "patient_id", "PatientID", "row_number", "uuid"])

@@ -161,9 +161,12 @@ class Modality:
             return np.pad(pixels, ((0, 0), (0, 0), (0, 1)))
         return pixels
 
-    def fit_scaling(self, x: Rows, *, by_sources: bool = False) -> Scaling:
-        """Fit the scaling to the samples to train on, which may decide the types of columns."""
-        del by_sources
+    def fit_scaling(self, x: Rows, *, by_sources: bool = False, robust: bool = False) -> Scaling:
+        """Fit the scaling to the samples to train on, which may decide the types of columns.
+
+        With `robust`, single large numbers in columns have little influence.
+        """
+        del by_sources, robust
         return Scaling.fit(x)
 
     def network_shape(self, scaling: Scaling, stored: Shape, size: int) -> Shape:

@@ -136,10 +136,11 @@ def _moments(x: Rows) -> tuple[Tensor, Tensor]:
 class FittedColumn:
     """A column, the value that replaces a missing one, and how the others are transformed.
 
-    `mean` and `std` are those of numbers. Of a category, `fill` and `known` are indices into
-    `categories`: the most frequent one of the sources, and all that the sources have. With
-    `indicator`, the network has another input, which tells whether the cell is missing. With
-    `lenient`, a cell that is not a number counts as missing.
+    `mean` and `std` are those of numbers, or robust estimates of them. Scaled numbers beyond
+    `tail` grow like a logarithm, if it is not 0. Of a category, `fill` and `known` are indices into
+    `categories`: the most frequent one of the sources, or -1 if a missing cell is in no category,
+    and all that the sources have. With `indicator`, the network has another input, which tells
+    whether the cell is missing. With `lenient`, a cell that is not a number counts as missing.
     """
 
     name: str
@@ -150,10 +151,13 @@ class FittedColumn:
     known: tuple[int, ...] = ()
     indicator: bool = False
     lenient: bool = False
+    tail: float = 0.0
 
     def __post_init__(self) -> None:
         if not all(map(math.isfinite, (self.fill, self.mean, self.std))) or self.std <= 0:
             raise SpecError(f"column {self.name!r}: fill, mean and std must be finite, std above 0")
+        if not math.isfinite(self.tail) or self.tail < 0:
+            raise SpecError(f"column {self.name!r}: tail must be finite and not below 0")
         if any(not 0 <= index < len(self.categories or ()) for index in self.known):
             raise SpecError(f"column {self.name!r}: known must list indices of its categories")
 
@@ -183,19 +187,26 @@ class TableScaling(Scaling):
 
     @classmethod
     def fit(
-        cls, x: Rows, columns: Sequence[Column] = (), *, by_sources: bool = False
+        cls,
+        x: Rows,
+        columns: Sequence[Column] = (),
+        *,
+        by_sources: bool = False,
+        robust: bool = False,
     ) -> "TableScaling":
         """Fit the preprocessing of these rows, each column on its own.
 
         With `by_sources`, these rows decide whether a column holds numbers or categories.
-        Otherwise a column with any text in the table is a category.
+        Otherwise a column with any text in the table is a category. With `robust` as well, numbers
+        are scaled by their median and quartiles.
         """
         values = torch.cat(list(x.chunks(65536))).double().cpu().numpy()
         cells = [values[:, i : i + 1] for i in range(len(columns))]
         if not by_sources:
             return cls(tuple(map(_fit, cells, columns)))
         used = [(c, column) for c, column in zip(cells, columns, strict=True) if _is_used(column)]
-        return cls(tuple(_fit_by_sources(*each) for each in used), tuple(columns))
+        fitted = (_fit_by_sources(*each, robust=robust) for each in used)
+        return cls(tuple(fitted), tuple(columns))
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "TableScaling":
@@ -249,17 +260,17 @@ class TableScaling(Scaling):
 
     @cached_property
     def _plan(self) -> tuple[Tensor, ...]:
-        """Per input: its column, what it is made of, its category, mean and std."""
-        inputs: list[tuple[int, int, float, float, float]] = []
+        """Per input: its column, what it is made of, its category, mean, std and tail."""
+        inputs: list[tuple[int, int, float, float, float, float]] = []
         for i, column in enumerate(self.columns):
             if column.categories is None:
-                inputs.append((i, NUMBER, 0.0, column.mean, column.std))
-            inputs += [(i, CATEGORY, float(index), 0.0, 1.0) for index in column.known]
-            inputs += [(i, INDICATOR, 0.0, 0.0, 1.0)] * column.indicator
+                tail = column.tail or math.inf
+                inputs.append((i, NUMBER, 0.0, column.mean, column.std, tail))
+            inputs += [(i, CATEGORY, float(c), 0.0, 1.0, math.inf) for c in column.known]
+            inputs += [(i, INDICATOR, 0.0, 0.0, 1.0, math.inf)] * column.indicator
         if not inputs:
             raise SpecError("the sources have no value in any column of the table")
-        index, kind, category, mean, std = zip(*inputs, strict=True)
-        return tuple(torch.tensor(values) for values in (index, kind, category, mean, std))
+        return tuple(torch.tensor(values) for values in zip(*inputs, strict=True))
 
     @cached_property
     def _on_devices(self) -> dict[torch.device, list[Tensor]]:
@@ -272,10 +283,12 @@ class TableScaling(Scaling):
             fill = torch.tensor([column.fill for column in self.columns])
             parts = [part.to(x.device) for part in (*self._plan, fill)]
             self._on_devices[x.device] = parts
-        index, kind, category, mean, std, fill = self._on_devices[x.device]
+        index, kind, category, mean, std, tail, fill = self._on_devices[x.device]
         x = self._decode(x)
         cells = torch.where(x.isnan(), fill, x).float().index_select(1, index)
         scaled = torch.where(kind == CATEGORY, (cells == category).float(), (cells - mean) / std)
+        if any(column.tail for column in self.columns):
+            scaled = _shorten_tails(scaled, tail)
         if not any(column.indicator for column in self.columns):
             return scaled
         return torch.where(kind == INDICATOR, x.isnan().float().index_select(1, index), scaled)
@@ -294,8 +307,21 @@ class TableScaling(Scaling):
         return used
 
 
+def _shorten_tails(x: Tensor, tail: Tensor) -> Tensor:
+    """Numbers as they are up to `tail`; beyond, their distance d from it becomes log(1 + d)."""
+    inner = x.clamp(-tail, tail)
+    beyond = x - inner
+    return inner + beyond.sign() * beyond.abs().log1p()
+
+
 # More categories than this are names of rows or free text.
 MAX_CATEGORIES = 256
+# The index that stands for a missing cell which is in no category.
+NO_CATEGORY = -1.0
+# Distance between the quartiles of a normal distribution, in standard deviations.
+NORMAL_QUARTILES = 1.349
+# Scaled numbers beyond this one are rare in the bulk of a column.
+USUAL_TAIL = 3.0
 # A column holds numbers if at least this share of its cells in the sources does.
 MIN_NUMBER_SHARE = 0.9
 # Names of columns that number or name the rows.
@@ -308,7 +334,7 @@ def _is_used(column: Column) -> bool:
     return bool(column.declared) or not ROW_NAMES.fullmatch(name)
 
 
-def _fit_by_sources(values: NDArray[np.float64], column: Column) -> FittedColumn:
+def _fit_by_sources(values: NDArray[np.float64], column: Column, *, robust: bool) -> FittedColumn:
     """Fit a column whose type the cells of the sources decide, unless it is declared."""
     missing = bool(np.isnan(values).any())
     if column.categories is not None:
@@ -327,7 +353,24 @@ def _fit_by_sources(values: NDArray[np.float64], column: Column) -> FittedColumn
                 f"many for categories; leave it out with --drop {column.name}"
             )
     fitted = _fit(values, column)
+    if robust:
+        fitted = _robust(fitted, values)
     return replace(fitted, indicator=missing, lenient=fitted.categories is None)
+
+
+def _robust(fitted: FittedColumn, values: NDArray[np.float64]) -> FittedColumn:
+    """The column scaled by median and quartiles; a missing category is in no category.
+
+    Where the sources have no missing cells, the network has no input that would tell.
+    """
+    if fitted.categories is not None:
+        return replace(fitted, fill=NO_CATEGORY) if np.isnan(values).any() else fitted
+    present = values[~np.isnan(values)]
+    if not len(present):
+        return fitted
+    low, middle, high = np.quantile(present, (0.25, 0.5, 0.75))
+    std = float(high - low) / NORMAL_QUARTILES or float(present.std()) or 1.0
+    return replace(fitted, mean=float(middle), std=std, tail=USUAL_TAIL)
 
 
 def _fit(values: NDArray[np.float64], column: Column) -> FittedColumn:

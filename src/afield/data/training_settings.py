@@ -65,9 +65,11 @@ class Training:
         Factor of the learning rate from each layer to the one before it (0 and 1: none), and the
         learning rate of the last layer (0: that of the run).
     columns
-        Empty: the sources of a run decide which columns of a table hold numbers, and a missing
-        value is an input of its own. ``table``: as in earlier versions, any text in the whole table
-        makes a column one of categories.
+        Empty: the sources of a run decide which columns of a table hold numbers, a missing value
+        is an input of its own, and numbers are scaled by median and quartiles, with tails that
+        grow like a logarithm. ``sources``: numbers are scaled by mean and standard deviation, and
+        a missing category counts as the most frequent one too. ``table``: as in earlier versions,
+        any text in the whole table makes a column one of categories.
     domains_per_step
         Number of source domains that a step draws from; 0 means all.
     balance
@@ -121,7 +123,7 @@ class Training:
     freeze_head: bool = False
     layer_decay: float = 0.0
     head_lr: float = 0.0
-    columns: Literal["", "table"] = ""
+    columns: Literal["", "sources", "table"] = ""
     domains_per_step: int = 0
     balance: bool = False
     limit: int = 0

@@ -3,6 +3,8 @@
     linear                      the inputs themselves, so that the head is a linear model of them
     bag:                        for texts: TF-IDF vectors of words and characters, and a linear head
     small:cnn, small:mlp        for small images, for arrays
+    small:table                 for tables: small:mlp with dropout
+    small:audio                 for log-mel features: three convolutions, mean and std over time
     small:irm_mlp               the IRM paper's network: two hidden layers of 390 units
     small:lenet                 CrossGrad's network: three 5 × 5 convolutions, two hidden layers
     small:mnist_cnn             DomainBed's network: four 3 × 3 convolutions, pooled to one pixel

@@ -70,8 +70,9 @@ class Run:
         ``whole`` if all samples of the domains to test on are reported on, instead of their test
         split; ``random`` if a dataset's own lists do not split its domains.
     columns
-        ``sources`` if the sources of the run decide which columns of a table hold numbers; None,
-        as in older runs, if any text in the table makes a column one of categories.
+        ``robust`` if the sources of the run decide which columns of a table hold numbers, which
+        are scaled by their quartiles; ``sources`` if they are scaled by their moments; None, as in
+        older runs, if any text in the table makes a column one of categories.
     classes
         The classes of the sources if the dataset has more; the network has no output for the
         others.

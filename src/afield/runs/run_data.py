@@ -101,7 +101,9 @@ def _scaling(run: Run, dataset: DomainSet, samples: Samples, device: torch.devic
     form = find_backbone(run.backbone).input_form()
     if form is None or not samples.x.is_pixels:
         modality = _tokenized(run, dataset)
-        return modality.fit_scaling(samples.x, by_sources=run.columns == "sources")
+        robust = run.columns == "robust"
+        by_sources = robust or run.columns == "sources"
+        return modality.fit_scaling(samples.x, by_sources=by_sources, robust=robust)
     channels = samples.x.shape[0]
     return Scaling.for_images(form.mean, form.std, channels=channels, device=device)
 

@@ -396,8 +396,8 @@ def resolve_settings(training: dict[str, Any], dataset: DomainSet) -> dict[str, 
         resolved[name] = str(Path(training[name]).resolve()) if training[name] else ""
     resolved["tune"] = training["tune"] or None
     resolved["layer_decay"] = _layer_decay(training["layer_decay"])
-    by_sources = dataset.modality.has_columns and training["columns"] != "table"
-    resolved["columns"] = "sources" if by_sources else None
+    reads = dataset.modality.has_columns and training["columns"] != "table"
+    resolved["columns"] = (training["columns"] or "robust") if reads else None
     resolved["split"] = "" if training["split"] == "lists" else training["split"]
     resolved["report"] = "" if training["report"] == "test" else training["report"]
     resolved["group"] = canonical_group(training["group"])

@@ -235,3 +235,16 @@ def test_an_archive_without_them_has_no_test_samples_and_no_names(tmp_path):
     for domain in array_dataset(npz(tmp_path, **arrays())).load().values():
         assert domain.test is None
         assert not domain.names
+
+
+def test_square_images_as_bytes_are_augmented_by_default(tmp_path):
+    for shape, dtype, level in [
+        ((4, 8, 8), np.uint8, "light"),
+        ((4, 1, 8, 8), np.uint8, "light"),
+        ((4, 1, 8, 9), np.uint8, None),
+        ((4, 1, 8, 8), np.float32, None),
+        ((4, 8), np.uint8, None),
+    ]:
+        path = tmp_path / f"{len(list(tmp_path.iterdir()))}.npz"
+        np.savez(path, X=np.zeros(shape, dtype), y=[0, 1, 0, 1], domain=[0, 0, 1, 1])
+        assert array_dataset(path).training.augment == level

@@ -21,6 +21,8 @@ PICTURES = [(1, 8, 8), (3, 16, 16), (1, 5, 7), (3, 64, 48), (1, 1, 1)]
     [
         *(("small:cnn", shape) for shape in PICTURES),
         *(("small:mlp", shape) for shape in [(1,), (2,), (40,), (3, 8, 8)]),
+        ("small:table", (5,)),
+        *(("small:audio", shape) for shape in [(1, 40, 78), (1, 8, 3)]),
         *(("small:lenet", shape) for shape in [(1, 32, 32), (3, 8, 8), (2, 17, 40)]),
         *(("small:mnist_cnn", shape) for shape in [(1, 28, 28), (2, 14, 14), (3, 5, 7)]),
         *(("small:ccsa", shape) for shape in [(1, 28, 28), (3, 6, 7)]),

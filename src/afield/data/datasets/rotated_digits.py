@@ -44,5 +44,5 @@ rotated_digits = DomainSet(
     domains=tuple(f"{angle}deg" for angle in ANGLES),
     classes=tuple(str(digit) for digit in range(10)),
     reader=_read,
-    training=Training(steps=300, batch=16, lr=3e-3),
+    training=Training(steps=300, batch=16, lr=3e-3, augment="light"),
 )

@@ -18,9 +18,8 @@ from collections.abc import Mapping
 
 from afield.data.domains import Domain, DomainSet, Download, ReadOptions
 from afield.data.log_mel import LogMel
-from afield.data.modalities.audio import Audio
+from afield.data.modalities.audio import AUDIO_TRAINING, Audio
 from afield.data.sources.folders import LabeledFile, folder_reader, read_files
-from afield.data.training_settings import Training
 from afield.errors import DataError
 
 __all__ = ["spoken_digits"]
@@ -56,7 +55,7 @@ spoken_digits = DomainSet(
     domains=SPEAKERS,
     classes=DIGITS,
     reader=_read,
-    training=Training(steps=600, batch=16),
+    training=AUDIO_TRAINING,
     modality=AUDIO,
     needs=(FOLDER,),
     download=Download(

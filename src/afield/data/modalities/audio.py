@@ -16,6 +16,7 @@ from torch import Tensor
 
 from afield.data.log_mel import MAX_RATE, MAX_SECONDS, LogMel
 from afield.data.modality import FileModality
+from afield.data.training_settings import Training
 from afield.files import check_regular_file
 
 __all__ = ["Audio"]
@@ -25,6 +26,8 @@ MPEG_FRAME = 1152
 # Length in a WAV header that was written to a pipe, before the length was known.
 UNKNOWN_LENGTH = 0xFFFFFFFF
 MAX_OGG_PAGE_BYTES = 65_307
+# A step with samples of all of a dozen speakers would only take longer.
+AUDIO_TRAINING = Training(steps=600, batch=16, backbone="small:audio", domains_per_step=4)
 
 
 @dataclass(frozen=True)
@@ -39,6 +42,7 @@ class Audio(FileModality):
     task = "audio-classification"
     example = "new/*.wav"
     python_example = "new/1.wav"
+    training = AUDIO_TRAINING
 
     @property
     def settings(self) -> dict[str, Any]:

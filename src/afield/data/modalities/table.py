@@ -35,7 +35,16 @@ class Table(Modality):
     task = "tabular-classification"
     example = "new.csv"
     python_example = "new.csv"
-    training = Training(batch=32, backbone="small:mlp")
+    # Tables have hundreds of rows rather than thousands: dropout and weight decay, and few
+    # checkpoints, because validation splits of a few rows choose among many by chance.
+    training = Training(
+        steps=300,
+        every=60,
+        batch=32,
+        weight_decay=0.01,
+        optimizer="adamw",
+        backbone="small:table",
+    )
     has_columns = True
     classical_methods = ("logistic", "extra_trees", "boosted_trees")
     no_export = (
@@ -43,9 +52,11 @@ class Table(Modality):
         "predict"
     )
 
-    def fit_scaling(self, x: Rows, *, by_sources: bool = False) -> TableScaling:
+    def fit_scaling(
+        self, x: Rows, *, by_sources: bool = False, robust: bool = False
+    ) -> TableScaling:
         """Fit the preprocessing of every column."""
-        return TableScaling.fit(x, self.columns, by_sources=by_sources)
+        return TableScaling.fit(x, self.columns, by_sources=by_sources, robust=robust)
 
     def remarks(self, domains: Mapping[str, Domain]) -> list[str]:
         """Cells of each domain that do not fit the columns of the other domains."""

@@ -127,9 +127,9 @@ class Text(FileModality):
         """Number of texts with more tokens than a row."""
         return int(rows[:, 0].sum())
 
-    def fit_scaling(self, x: Rows, *, by_sources: bool = False) -> Scaling:
+    def fit_scaling(self, x: Rows, *, by_sources: bool = False, robust: bool = False) -> Scaling:
         """Token ids stay as they are; the n-grams of a vector are those of the training texts."""
-        del by_sources
+        del by_sources, robust
         return BagScaling.fit(x) if self.tokenizer == NGRAMS else Scaling.fit(x)
 
     def prepare(self, scaling: Scaling, stored: Shape, size: int, *, trim: bool = False) -> Prepare:

@@ -60,11 +60,20 @@ def _cached_dataset(path: Path, state: tuple[int, int]) -> DomainSet:
         domains=names,
         classes=classes,
         reader=partial(_read_arrays, path, names, classes),
-        training=Training(batch=32, backbone="small:mlp" if arrays["X"].ndim == 2 else "small:cnn"),
+        training=_usual_training(arrays["X"]),
         origin=str(path.with_suffix("") if cached else path),
         fingerprint=str(provenance["identity"]) if cached else file_digest(path),
         provenance=provenance,
     )
+
+
+def _usual_training(x: NDArray[Any]) -> Training:
+    """Defaults for feature vectors, for square images as bytes, and for other arrays."""
+    if x.ndim == 2:
+        return Training(batch=32, backbone="small:mlp")
+    stored = to_channels_first(x[:1])
+    is_square = stored.dtype == torch.uint8 and stored.shape[2] == stored.shape[3]
+    return Training(batch=32, augment="light" if is_square else None)
 
 
 def _read_provenance(path: Path) -> dict[str, Any]:

@@ -16,12 +16,15 @@ from torch import Tensor, nn
 from afield.data.modalities.text import Text
 from afield.errors import SpecError
 from afield.networks.backbone import Backbone, Shape
+from afield.networks.sound_features import SoundFeatures
 from afield.networks.text_features import ByteFeatures
 
 __all__ = ["Small"]
 
 # Least and greatest number of patches into which the small transformer cuts an image.
 PATCH_COUNTS = (16, 64)
+# Share of the units of the network for tables that are dropped in a training step.
+TABLE_DROPOUT = 0.3
 
 
 class Quadrants(nn.Module):
@@ -74,6 +77,14 @@ def _mlp(shape: Shape) -> nn.Module:
         nn.ReLU(inplace=True),
     ]
     return nn.Sequential(nn.Flatten(), *hidden)
+
+
+def _table(shape: Shape) -> nn.Module:
+    """Two hidden layers of 64 units with dropout, for tables of hundreds of rows."""
+    layers: list[nn.Module] = [nn.Flatten()]
+    for before, after in pairwise((torch.Size(shape).numel(), 64, 64)):
+        layers += [nn.Linear(before, after), nn.ReLU(inplace=True), nn.Dropout(TABLE_DROPOUT)]
+    return nn.Sequential(*layers)
 
 
 def _irm_mlp(shape: Shape) -> nn.Module:
@@ -242,6 +253,8 @@ def _patch_size(shape: Shape) -> int:
 BUILDERS: dict[str, Callable[[Shape], nn.Module]] = {
     "cnn": _cnn,
     "mlp": _mlp,
+    "table": _table,
+    "audio": SoundFeatures,
     "irm_mlp": _irm_mlp,
     "lenet": _lenet,
     "mnist_cnn": _mnist_cnn,
@@ -254,7 +267,7 @@ BUILDERS: dict[str, Callable[[Shape], nn.Module]] = {
     "text": lambda _: ByteFeatures(Text().vocabulary),
 }
 # Networks whose samples are not images.
-NOT_FOR_IMAGES = ("mlp", "irm_mlp", "text")
+NOT_FOR_IMAGES = ("mlp", "table", "irm_mlp", "text")
 # The packages that define the networks which are not defined here.
 PACKAGES = {"vit": "timm"} | dict.fromkeys(("resnet_2block", "resnet18", "resnet34"), "torchvision")
 
