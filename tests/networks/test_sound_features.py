@@ -1,4 +1,4 @@
-"""The network for sounds: loudness and length do not matter, and masks are for training only."""
+"""The network for sounds: loudness does not matter, and masks are for training only."""
 
 import torch
 

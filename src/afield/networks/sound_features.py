@@ -1,4 +1,4 @@
-"""A network for log-mel features that does not depend on how loud a recording is, or how long.
+"""A network for log-mel features that does not depend on how loud a recording is.
 
     recording    its values have mean 0 and standard deviation 1
     training     a band of frequencies and a stretch of time are masked, as in SpecAugment
