@@ -396,6 +396,9 @@ def test_a_method_is_fitted_with_an_adaptation_and_a_start(tmp_path):
     model = fit("spirals", "erm", tmp_path / "model", store=tmp_path / "r", **options)
     assert model.about.adaptation_params == {"keep": 5}
     assert model.about.estimate.accuracy == pytest.approx(mean_accuracy(tmp_path / "r", "t3a"))
+    records = [r for r in Store(tmp_path / "r") if r.run.key in trained]
+    unadapted = np.mean([*(a for r in records for a in unseen_accuracies(r).values())])
+    assert model.about.estimate.accuracy != pytest.approx(unadapted)
     assert "--start linear_probe --adapt t3a" in model.about.command
     for options, message in (
         ({"start": "erm"}, "can start from linear_probe only"),

@@ -1,5 +1,6 @@
 """The best recipe of a store is estimated by choosing again without each domain."""
 
+from dataclasses import replace
 from itertools import combinations
 
 import numpy as np
@@ -164,3 +165,18 @@ def test_experts_of_a_merge_are_no_recipes():
 def test_of_equal_recipes_the_first_is_chosen():
     recipes = recipes_of({"a": [(0.5, 0.5, 0.5)], "b": [(0.5, 0.5, 0.5)]})
     assert choose_recipe(recipes, DOMAINS) is recipes[0]
+
+
+def test_runs_with_targets_by_name_are_no_twins_and_no_recipes():
+    singles = {"a": [(0.9, 0.9, 0.9)], "b": [(0.5, 0.5, 0.5)]}
+    records = [r for m, rows in singles.items() for r in benchmark_records(rows, method=m)]
+    before = estimate_choice(complete_recipes(records, THINGS), DOMAINS)
+    for method, accuracy in (("a", 0.1), ("b", 0.8)):
+        for pair in combinations(DOMAINS, 2):
+            for tested in (pair, pair[:1]):
+                named = twin(method, dict.fromkeys(pair, accuracy))
+                records.append(replace(named, run=replace(named.run, tested=tested)))
+    after = estimate_choice(complete_recipes(records, THINGS), DOMAINS)
+    assert after == before
+    assert not after.selection.twins
+    assert complete_recipes(records[6:], THINGS) == []

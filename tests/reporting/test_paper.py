@@ -9,6 +9,9 @@ import pytest
 from afield.reporting.benchmarking import bench
 from afield.reporting.page import write_report
 from afield.reporting.paper import (
+    FIELDS,
+    _lines,
+    _mean_estimate,
     compare_with_paper,
     keep_comparison,
     kept_comparisons,
@@ -17,7 +20,7 @@ from afield.reporting.paper import (
 )
 from afield.reporting.table import tabulate
 from afield.runs.store import Store
-from afield.studies.recipe import Changes, read_recipe
+from afield.studies.recipe import Changes, Numbers, read_recipe
 from tests.files import arrays, npz
 from tests.reporting.tables import benchmark, with_groups
 
@@ -195,3 +198,17 @@ def test_a_broken_comparison_is_left_out(tmp_path, caplog):
     (tmp_path / "paper.json").write_text('{"title": 3}')
     assert kept_comparisons([tmp_path]) == []
     assert "cannot be read" in caplog.text
+
+
+def test_the_error_of_a_mean_over_datasets_is_that_of_independent_means():
+    mean, error, trials = _mean_estimate([(0.5, 0.03, 3), (0.7, 0.04, 2)])
+    assert (mean, error, trials) == pytest.approx((0.6, 0.05 / 2, 2))
+    assert math.isnan(_mean_estimate([(0.5, 0.03, 3), (math.nan, math.nan, 0)])[0])
+
+
+def test_a_number_is_marked_from_two_standard_errors_below_the_papers_on():
+    numbers = Numbers(("a", "b", "c"), {"erm": (51.9, 52.1, 40.0)})
+    lines = _lines("part", numbers, "sources", lambda *_: (0.5, 0.01, 3))
+    assert [line[FIELDS.index("lower")] for line in lines] == [False, True, False]
+    alone = _lines("part", numbers, "sources", lambda *_: (0.5, math.nan, 1))
+    assert not any(line[FIELDS.index("lower")] for line in alone)

@@ -1,5 +1,6 @@
 """Records as benchmarks; what tables make of them is tested with tables."""
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -151,3 +152,16 @@ def test_epochs_label_a_row_whatever_steps_they_come_to():
         named("abd", "c", (0.5,), given={}, steps=20),
     ]
     assert list(group_records(records)[0].methods) == ["erm epochs=3", "erm steps=20"]
+
+
+def test_a_source_without_all_of_its_targets_has_no_mean():
+    records = [named("a", "bcd", (0.1, 0.2, 0.6)), named("b", "acd", (0.5, 0.5, 0.8))]
+    (checkpoint,) = records[0].checkpoints
+    scores = {**checkpoint.scores, "d": Scores(probe=score(0.6))}
+    lacking = replace(records[0], checkpoints=(replace(checkpoint, scores=scores),))
+    title = "toy, by the only source, mean over the others"
+    assert shown(records)[title]["a"] == pytest.approx(0.3)
+    assert shown([lacking, records[1]])[title]["a"] is None
+    assert shown([lacking, records[1]])[title]["b"] == pytest.approx(0.6)
+    frame = tabulate([lacking, records[1]], rules="sources").set_index("domain")["accuracy"]
+    assert math.isnan(frame["mean"])

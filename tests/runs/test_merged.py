@@ -546,6 +546,12 @@ def test_an_adapted_run_is_neither_trained_nor_reopened(adapted):
 def test_draws_vary_the_adaptation_and_settings_are_in_the_label():
     runs = [run for run in plan("erm", adapt="t3a", draws=4) if run.adaptation]
     assert len({run.adaptation_params["keep"] for run in runs}) > 1
+    repeated = make_benchmark("spirals", "erm", adapt="t3a", draws=8, trials=2).runs()
+    keeps = [
+        [run.adaptation_params["keep"] for run in repeated if run.adaptation and run.trial == trial]
+        for trial in range(2)
+    ]
+    assert keeps[0] != keeps[1]
     chosen = make_benchmark("spirals", "erm", adapt="t3a", settings={"t3a.keep": 5}, trials=1)
     run = chosen.runs()[-1]
     assert run.adaptation_params == {"keep": 5}
