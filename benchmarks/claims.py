@@ -59,6 +59,8 @@ LIMIT = 0.06
 # The probability with which enough trials detect a difference.
 DETECTED = 0.8
 NOISES = ("independent", "correlated 0.3")
+# Noise and number of rivals for which ranges of trials are judged.
+RANGES = (("independent", 1), ("independent", 4), ("independent", 9), ("correlated 0.3", 1))
 
 Array = NDArray[np.float64]
 Shape = tuple[int, int, int]
@@ -220,7 +222,7 @@ def print_trials(count: int, generator: Generator) -> None:
     titles = ["enough trials", "upper end", "lower end", "closed ranges", "one number"]
     print(f"| lead that may be chance | {' | '.join(titles)} |")
     print("| --- |" + " ---: |" * len(titles))
-    for kind, rivals, gain in product(NOISES, (1, 4, 9), (0, 0.5, 1, 2)):
+    for (kind, rivals), gain in product(RANGES, (0, 0.5, 1, 2)):
         needed, *shares = judge_ranges(gain, kind, (rivals + 1, 3, 4), count, generator)
         name = f"3 × 4, {kind}, {rivals} rival{'s' * (rivals > 1)}, {gain:g} points"
         cells = ["–" if math.isinf(needed) else f"{needed:.0f}", *(f"{s:.0f}" for s in shares)]

@@ -127,9 +127,11 @@ def test_the_interval_for_one_more_domain_is_students_on_log_odds():
     ends = 1 / (1 + np.exp(-(odds.mean() + np.array([-reach, reach]))))
     assert estimate.interval == pytest.approx(tuple(ends))
     assert Estimate(0.7, 0.5, 0.9, {"a": 0.5}, trials=1).interval is None
-    # All right in every domain is 99.5 % and not certainty.
+    # All right in every domain counts as 99.5 %; a new domain may be all right too.
     sure = Estimate(1.0, 1.0, 1.0, {"a": 1.0, "b": 1.0}, trials=1)
-    assert sure.interval == pytest.approx((0.995, 0.995))
+    assert sure.interval == pytest.approx((0.995, 1.0))
+    wrong = Estimate(0.0, 0.0, 1.0, {"a": 0.0, "b": 0.0}, trials=1)
+    assert wrong.interval == pytest.approx((0.0, 0.005))
 
 
 def test_a_domain_that_is_shifted_is_far_and_one_that_is_not_is_near(tmp_path):

@@ -4,16 +4,29 @@ import importlib.util
 import json
 import re
 import runpy
+import shlex
 from itertools import pairwise
 from pathlib import Path
 
+import click
 import pytest
 import sklearn
+import typer
 
 from afield import own_code, registry
+from afield.cli.app import app
+from afield.data.lookup import find_dataset
+from afield.deployment.estimates import DISTANCE_SAMPLES
+from afield.deployment.fitting import LEAVE_ONE_OUT_LIMIT
 from afield.hyperparameters import ranges
+from afield.networks.inference import BatchPredictor
+from afield.reporting.claims import PROBABILITY
+from afield.reporting.comparison import MIN_PAIRS
+from afield.runs import run_data
 from afield.studies.benchmark import make_benchmark
 from afield.studies.recipe import recipe_names
+from afield.studies.settings import CHECKPOINTS_PER_RUN
+from afield.training.calibration import BINS
 
 DOCS = Path(__file__).parents[2] / "docs"
 TEXTS = {path.name: path.read_text() for path in DOCS.glob("*.md")}
@@ -145,3 +158,94 @@ def test_every_cell_runs(path, tmp_path, monkeypatch, capsys):
             exec(compile("".join(cell["source"]), f"{path.name}[{number}]", "exec"), names)
     assert "erm" in capsys.readouterr().out
     assert (tmp_path / "runs" / "report.html").is_file()
+
+
+ROOT = Path(__file__).parents[2]
+PAGES = {"README.md": (ROOT / "README.md").read_text(), **TEXTS}
+SHELL = re.compile(r"```bash\n(.*?)```", flags=re.DOTALL)
+
+
+def typed_commands():
+    """Every command of afield in blocks of the shell and in code within sentences."""
+    for page, text in PAGES.items():
+        blocks = "\n".join(SHELL.findall(text)).replace("\\\n", " ")
+        inline = re.findall(r"`(afield [a-z][^`\n]*)`", text)
+        lines = [line.strip().removeprefix("$ ") for line in blocks.splitlines()]
+        for line in [*lines, *inline]:
+            if line.startswith("afield ") and "…" not in line:
+                yield page, shlex.split(line.partition(" #")[0].replace("'", '"'), posix=True)
+
+
+TYPED = list(typed_commands())
+
+
+def test_every_option_of_a_typed_command_exists():
+    assert len(TYPED) > 200
+    root = typer.main.get_command(app)
+    unknown = []
+    for page, (_, *words) in TYPED:
+        command, rest = root, words
+        while rest and hasattr(command, "get_command") and not rest[0].startswith("-"):
+            command, rest = command.get_command(click.Context(command), rest[0]), rest[1:]
+        if command is None:
+            unknown.append((page, *words))
+            continue
+        known = {o for each in command.params for o in (*each.opts, *each.secondary_opts)}
+        given = {word.partition("=")[0] for word in rest if re.match(r"--[a-z]", word)}
+        unknown += [(page, command.name, o) for o in sorted(given - known - {"--help"})]
+    assert unknown == []
+
+
+@pytest.mark.parametrize(
+    ("option", "kinds"),
+    [
+        ("--methods", ["methods"]),
+        ("--merges", ["merges", "averages"]),
+        ("--average", ["averages"]),
+        ("--adapt", ["adaptations"]),
+    ],
+)
+def test_every_method_of_a_typed_command_exists(option, kinds):
+    known = {"all", "none", "last", *(name for kind in kinds for name in registry.names(kind))}
+    found = [
+        (page, name)
+        for page, words in TYPED
+        for word, value in pairwise(words)
+        if word == option
+        for name in value.split(",")
+        if re.fullmatch(r"[a-z_0-9]+", name)
+    ]
+    assert found
+    assert [each for each in found if each[1] not in known] == []
+
+
+METHODS = ROOT / "src" / "afield" / "training" / "methods"
+LINES = [
+    len((METHODS / f"{name}.py").read_text().splitlines()) for name in registry.names("methods")
+]
+SWAD = {name: find_dataset(name).averages["swad"] for name in ("pacs", "vlcs", "domain_net")}
+# A sentence with numbers, and the constants that they are.
+CONSTANTS = [
+    ("protocol.md", r"\((\d+) in all, or ([\d,]+) where .* at least (\d+) of each\)",
+     (run_data.CURVE_SAMPLES, run_data.CHEAP_CURVE_SAMPLES, run_data.MIN_CURVE_SAMPLES)),
+    ("report.md", r"\(up to ([\d,]+) samples\)", (run_data.CHEAP_CURVE_SAMPLES,)),
+    ("report.md", r"curves show (\d+) samples", (run_data.CURVE_SAMPLES,)),
+    ("protocol.md", r"expected calibration error on the test splits: (\d+) bins", (BINS,)),
+    ("protocol.md", r"samples of a split come in batches of (\d+)", (BatchPredictor.batch_size,)),
+    ("protocol.md", r"detects with a probability of (\d+) %", (round(100 * PROBABILITY),)),
+    ("protocol.md", r"about (\w+) times in a run", ({50: "fifty"}[CHECKPOINTS_PER_RUN],)),
+    ("protocol.md", r"fewer than (\w+) pairs of trial", ({6: "six"}[MIN_PAIRS],)),
+    ("model.md", r"With more than (\w+) domains", ({12: "twelve"}[LEAVE_ONE_OUT_LIMIT],)),
+    ("model.md", r"at most ([\d,]+) samples of the sources, with Ledoit", (DISTANCE_SAMPLES,)),
+    ("README.md", r"A method is one file of (\d+) to (\d+) lines", (min(LINES), max(LINES))),
+    ("meta_learning.md", r"`terra_incognita` every (\d+) steps, `vlcs` every (\d+) with "
+     r"`swad.slack=([\d.]+)`, `domain_net` every (\d+)",
+     (SWAD["pacs"]["every"], SWAD["vlcs"]["every"], SWAD["vlcs"]["swad.slack"],
+      SWAD["domain_net"]["every"])),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("page", "pattern", "values"), CONSTANTS)
+def test_a_number_in_the_docs_is_the_constant_of_the_code(page, pattern, values):
+    (found,) = re.finditer(pattern, PAGES[page])
+    assert [word.replace(",", "") for word in found.groups()] == [str(value) for value in values]

@@ -163,8 +163,13 @@ class Estimate:
         odds = special.logit(shares)
         quantile = special.stdtrit(count - 1, (1 + level) / 2)
         reach = quantile * odds.std(ddof=1) * math.sqrt(1 + 1 / count)
-        low, high = special.expit([odds.mean() - reach, odds.mean() + reach])
-        return float(low), float(high)
+        low, high = odds.mean() - reach, odds.mean() + reach
+        # Accuracies beyond the limits were not told apart, so none of them is excluded.
+        least, greatest = special.logit([1 - MAX_ACCURACY, MAX_ACCURACY])
+        return (
+            float(special.expit(low)) if low > least else 0.0,
+            float(special.expit(high)) if high < greatest else 1.0,
+        )
 
 
 @dataclass(frozen=True)

@@ -273,3 +273,22 @@ def test_only_tables_have_columns_to_name(tmp_path):
     assert "only the columns of a table" in refusal(f"{npz(tmp_path, **arrays())}?label=y")
     path = write(tmp_path, numbers())
     assert "no kind of column 'lable'; did you mean 'label'?" in refusal(f"{path}?lable=y")
+
+
+def test_a_validation_list_is_the_test_list_only_if_there_is_no_other(tmp_path):
+    def lists(*words):
+        frame = numbers(split=np.tile(words, ROWS // len(words)))
+        domain = find_dataset(write(tmp_path, frame)).load()["north"]
+        marks = (domain.test, domain.validation)
+        return [None if mark is None else mark.tolist()[: len(words)] for mark in marks]
+
+    no, yes = False, True
+    assert lists("train", "val", "train", "val") == [[no, yes, no, yes], None]
+    assert lists("train", "val", "test", "train") == [[no, no, yes, no], [no, yes, no, no]]
+    assert lists("train", "test", "test", "train") == [[no, yes, yes, no], None]
+    assert lists("train", "train") == [None, None]
+    assert lists("test", "test") == [None, None]
+    frame = pictures(tmp_path).assign(split=["train", "val", "test"] * 4)
+    sketch = find_dataset(write(tmp_path, frame, "list.csv")).load()["sketch"]
+    assert sketch.test.tolist() == [no, no, yes] * 2
+    assert sketch.validation.tolist() == [no, yes, no] * 2
