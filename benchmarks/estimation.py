@@ -10,6 +10,7 @@ one. The class shares of the new domain are as they are, or drawn at random (eve
 Printed are, for each dataset and all pairs of a dataset and a new domain:
 
 - the mean error of every estimator, and of the chosen one;
+- how often a domain is too far away for a number (`far`; the other columns count it all the same);
 - how often the 80 % interval has the truth, its mean width, and that of the ranges on the card: the
   smallest to the largest accuracy on held-out domains, and the prediction interval at 80 %;
 - the coverage of 90 % prediction sets on new domains, and what the card says it is, with the mean
@@ -40,6 +41,7 @@ from afield.deployment.estimates import fit_strangeness, separation
 from afield.deployment.estimator import MIN_DOMAINS, measure_errors, measure_estimators
 from afield.deployment.held_out import DomainOutputs
 from afield.deployment.model_folder import Estimate
+from afield.deployment.new_domain import TOO_FAR
 from afield.deployment.prediction_sets import PredictionSets, conformity, select_classes
 from afield.networks.features import capture_features
 from afield.networks.inference import compute_outputs
@@ -163,6 +165,7 @@ def estimates(all_cases: Sequence[Case], *, drawn: bool) -> list[dict[str, float
         rows.append(
             row
             | {
+                "far": float(is_far(case)),
                 "chosen": row[results[0].name],
                 "inside": float(low <= new.accuracy <= high),
                 "width": high - low,
@@ -171,6 +174,12 @@ def estimates(all_cases: Sequence[Case], *, drawn: bool) -> list[dict[str, float
             }
         )
     return rows
+
+
+def is_far(case: Case) -> bool:
+    """Whether `afield estimate` would give no number, because the new domain is too far away."""
+    far = max(float(each.scores["distance"].mean()) for each in case.held_out)
+    return float(case.new.scores["distance"].mean()) > TOO_FAR * far
 
 
 def sets(all_cases: Sequence[Case]) -> dict[str, float]:

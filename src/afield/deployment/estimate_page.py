@@ -32,7 +32,8 @@ def next_steps(new: NewDomain, model: str, data: str = "NEW") -> list[Step]:
     worse = not new.refusal and new.high < min(new.held_out.values(), default=0)
     if new.refusal or worse or new.high - new.low > WIDE:
         count = min(SUGGESTED, max(1, new.samples - 1))
-        options = [("to-label", "labels.csv"), ("labels", str(count))]
+        how = "narrow" if all(each.narrow < each.random for each in new.labels) else ""
+        options = [("to-label", "labels.csv"), ("labels", str(count)), ("how", how)]
         steps += [
             Step(
                 f"Draw {count} of these samples, and fill in their labels{_gain(new)}:",
@@ -63,7 +64,9 @@ def _gain(new: NewDomain) -> str:
     """What labels would buy, in words."""
     if not new.labels:
         return ""
-    each = ", ".join(f"{n.count} give ±{100 * n.narrow:.0f} points" for n in new.labels)
+    each = ", ".join(
+        f"{n.count} give ±{100 * min(n.narrow, n.random):.0f} points" for n in new.labels
+    )
     return f" ({each})"
 
 
@@ -103,7 +106,8 @@ def remarks(new: NewDomain) -> list[str]:
 def _share_remark(new: NewDomain) -> str:
     """Whether the classes have other shares, and whether that explains the accuracy."""
     shares = new.class_shares
-    if shares is None:
+    # Far away, other confusions look like other shares.
+    if shares is None or new.refusal:
         return ""
     error = f"{100 * shares.error:.0f} % where they were changed on held-out domains"
     if not shares.is_trusted:
@@ -111,11 +115,10 @@ def _share_remark(new: NewDomain) -> str:
     if not shares.has_changed:
         return "There is no sign that the shares of the classes differ from held-out domains."
     text = (
-        f"The shares of the classes probably differ: {100 * shares.change:.0f} % of the samples "
-        f"would have to change their class (such estimates were off by {error}). "
+        "If classes are confused as on held-out domains, their shares differ: "
+        f"{100 * shares.change:.0f} % of the samples would have to change their class (such "
+        f"estimates were off by {error}). "
     )
-    if new.refusal or not new.results:
-        return text.strip()
     drop = sum(new.held_out.values()) / len(new.held_out) - new.results[0].estimate
     if drop < DROP:
         return text + "The estimated accuracy has not dropped."
@@ -141,7 +144,7 @@ def _separation_remark(new: NewDomain) -> str:
 
 
 def _parts(new: NewDomain) -> list[Part]:
-    parts = [_estimators(new)] if new.results else []
+    parts = [] if new.refusal else [_estimators(new)]
     rows = [
         (name, percent(accuracy), f"{new.distances[name]:.2f}")
         for name, accuracy in new.held_out.items()
@@ -185,7 +188,7 @@ def _estimators(new: NewDomain) -> Part:
 
 
 def _classes(new: NewDomain) -> Part:
-    shares = new.class_shares
+    shares = None if new.refusal else new.class_shares
     columns = ("class", "predicted", *(("estimated", "held-out domains") if shares else ()))
     names = sorted(new.shares, key=lambda name: -new.shares[name])
     place = {name: number for number, name in enumerate(new.shares)}
@@ -195,11 +198,16 @@ def _classes(new: NewDomain) -> Part:
         if shares:
             row += [percent(shares.new[place[name]]), percent(shares.before[place[name]])]
         rows.append(row)
+    text = "The shares of the predictions, which are not those of the true classes."
+    if shares:
+        text = (
+            "The shares of the predictions, those of the true classes as estimated from the "
+            "confusions on held-out domains, and the mean of the true shares there."
+        )
     more = f" The {MAX_CLASSES} most frequent ones." if len(names) > MAX_CLASSES else ""
     return Part(
         "Shares of the classes",
-        "Among the predictions; among the samples, as estimated from the confusions on held-out "
-        f"domains; and there.{more}",
+        f"{text}{more}",
         columns,
         rows,
     )
@@ -254,11 +262,11 @@ def thumbnails(names: Sequence[str]) -> dict[str, str]:
             continue
         try:
             with Image.open(name) as image:
-                small = image.convert("RGB")
-                small.thumbnail((2 * HEIGHT, HEIGHT))
+                width = round(image.width * HEIGHT / image.height)
+                small = image.convert("RGB").resize((max(1, min(width, 3 * HEIGHT)), HEIGHT))
         except (OSError, ValueError, UnidentifiedImageError, Image.DecompressionBombError):
             continue
         content = io.BytesIO()
         small.save(content, "WEBP", quality=80)
-        images[Path(name).name] = base64.b64encode(content.getvalue()).decode()
+        images[name] = base64.b64encode(content.getvalue()).decode()
     return images

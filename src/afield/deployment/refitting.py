@@ -70,10 +70,8 @@ class Comparison:
         new = f"{self.name}: {100 * self.before:.1f} % before"
         if self.trained is not None:
             new += f", {100 * self.trained:.1f} % now that it is trained on"
-        count = len(self.domains)
-        return (
-            f"{new}; on the {count} old domains, left out in turn: {100 * self.change:+.1f} points"
-        )
+        old = f"{100 * self.change:+.1f} points on the {len(self.domains)} old domains"
+        return f"{new}; left out in turn, {old}"
 
 
 def refit(
