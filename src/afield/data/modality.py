@@ -146,6 +146,16 @@ class Modality:
         del domains
         return []
 
+    def statistics(self, x: Tensor) -> dict[str, Tensor]:
+        """Properties of samples as stored that people can compare: one number per sample."""
+        values = x.flatten(1).float()
+        return {"mean value": values.mean(dim=1), "spread": values.std(dim=1)}
+
+    def file_statistics(self, file: Path) -> dict[str, float]:
+        """Properties of the file of a sample; empty if there are none, or it cannot be read."""
+        del file
+        return {}
+
     def upright(self, x: Tensor) -> Tensor:
         """Turn samples with rows and columns the way a person expects to see them."""
         return x

@@ -24,6 +24,8 @@ DROP = 0.03
 SUGGESTED = 50
 # Classes in the table of shares, height of thumbnails in pixels, and shown columns of a row.
 MAX_CLASSES, HEIGHT, MAX_COLUMNS = 30, 132, 8
+# Properties of inputs that the terminal names.
+MAX_CHANGES = 5
 
 
 def next_steps(new: NewDomain, model: str, data: str = "NEW") -> list[Step]:
@@ -96,6 +98,14 @@ def render_estimate(new: NewDomain, data: str, model: str) -> str:
 def remarks(new: NewDomain) -> list[str]:
     """What a reader must know beside the estimate: what changed, and what could not be read."""
     found = [text for text in (_share_remark(new), _separation_remark(new)) if text]
+    differing = [each for each in new.inputs if each.differs]
+    if differing:
+        named = "; ".join(
+            f"{each.name} {each.new:.3g} ({each.low:.3g} to {each.high:.3g})"
+            for each in differing[:MAX_CHANGES]
+        )
+        more = f"; and {len(differing) - MAX_CHANGES} more" * (len(differing) > MAX_CHANGES)
+        found.append(f"Unlike in all training domains: {named}{more}.")
     if new.unread:
         file, error = new.unread[0]
         count = len(new.unread)
@@ -158,6 +168,8 @@ def _parts(new: NewDomain) -> list[Part]:
         ),
         _classes(new),
     ]
+    if new.inputs:
+        parts.append(_inputs(new))
     if new.labels:
         parts.append(
             Part(
@@ -172,6 +184,23 @@ def _parts(new: NewDomain) -> list[Part]:
             )
         )
     return [*parts, *_strange(new)]
+
+
+def _inputs(new: NewDomain) -> Part:
+    return Part(
+        "Inputs",
+        "Means over samples, beside the range of the means of the training domains.",
+        ("property", "these samples", "training domains", "differs"),
+        [
+            (
+                each.name,
+                f"{each.new:.3g}",
+                f"{each.low:.3g} to {each.high:.3g}",
+                "yes" if each.differs else "",
+            )
+            for each in new.inputs
+        ],
+    )
 
 
 def _estimators(new: NewDomain) -> Part:

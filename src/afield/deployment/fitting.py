@@ -27,6 +27,7 @@ from afield.data.lookup import find_dataset
 from afield.data.scaling import TableScaling
 from afield.deployment.distances import MAHALANOBIS
 from afield.deployment.estimates import calibrate, estimate_accuracy, fit_strangeness
+from afield.deployment.input_statistics import measure_training_data
 from afield.deployment.model import EncodedNetwork, Model, load
 from afield.deployment.model_card import render_card
 from afield.deployment.model_folder import (
@@ -496,6 +497,9 @@ def fit(
         license=license,
         estimate=(plan.estimate or estimate_accuracy(adapted or records)) if records else None,
         calibration=calibration,
+        statistics=measure_training_data(described.inputs, plan.run, encoder and encoder[0])
+        if held_out
+        else {},
     )
     weights = network.state_dict()
     write_model(

@@ -224,7 +224,8 @@ class Description:
     `run` is the training, without the paths of data and initial weights. `merged` says how the
     weights were merged from others, if they were. `adaptation` is the test-time adaptation that the
     model is meant for, and that the estimate is about; empty for most models. `held_out` are the
-    domains whose outputs are kept, and `files` has the SHA-256 of the safetensors files.
+    domains whose outputs are kept, `statistics` has means of properties of the inputs of every
+    training domain (see `input_statistics`), and `files` has the SHA-256 of the safetensors files.
     """
 
     name: str
@@ -242,6 +243,7 @@ class Description:
     estimate: Estimate | None = None
     calibration: Calibration | None = None
     held_out: tuple[str, ...] = ()
+    statistics: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     files: Mapping[str, str] = field(default_factory=dict)
     format: int = FORMAT_VERSION
 

@@ -16,6 +16,13 @@ from afield.deployment.changes import Separation, measure_separation, strange_cl
 from afield.deployment.class_shares import ClassShares, estimate_class_shares
 from afield.deployment.estimator import MIN_DOMAINS, EstimatorResult, measure_estimators
 from afield.deployment.held_out import DomainOutputs
+from afield.deployment.input_statistics import (
+    FILES,
+    SAMPLES,
+    InputChange,
+    compare,
+    measure_samples,
+)
 from afield.deployment.labelling import Labels, LabelSample, choose_samples, label_widths
 from afield.errors import DataError, SpecError
 from afield.networks.ensemble import capture_votes
@@ -52,6 +59,8 @@ class NewDomain:
     strangest, strange_classes
         The strangest samples with their ranks of strangeness, from 0 to 100 among held-out samples;
         and the predicted classes with the number of their samples and their mean rank.
+    inputs
+        Sizes, levels, lengths and missing values beside those of the training domains.
     labels
         What 20, 50 and 200 labels would buy.
     unread
@@ -75,6 +84,7 @@ class NewDomain:
     separation: Separation | None
     strangest: tuple[tuple[str, float], ...]
     strange_classes: tuple[tuple[str, int, float], ...]
+    inputs: tuple[InputChange, ...]
     labels: tuple[Labels, ...]
     unread: tuple[tuple[str, str], ...]
     refusal: str
@@ -126,7 +136,7 @@ def estimate(model: "Model", inputs: Any, *, text: str = "") -> NewDomain:
             f"{model.about.name}: adapts to its samples ({model.about.adaptation}), and the "
             "estimators are calibrated on models that do not; fit it with --adapt none"
         )
-    names, new, unread = read_outputs(model, inputs, text=text)
+    names, new, unread, statistics = read_outputs(model, inputs, text=text)
     enough = len(held_out) >= MIN_DOMAINS
     results = measure_estimators(held_out, new) if enough else []
     low, high = results[0].interval(len(new)) if results else (0.0, 1.0)
@@ -147,6 +157,7 @@ def estimate(model: "Model", inputs: Any, *, text: str = "") -> NewDomain:
         separation=measure_separation(held_out, new),
         strangest=_strangest(rows),
         strange_classes=strange_classes(rows["class"].tolist(), rows["strangeness"].tolist()),
+        inputs=compare(statistics, model.about.statistics),
         labels=tuple(label_widths(rows["confidence"].tolist(), known)),
         unread=tuple(unread),
         refusal=refusal,
@@ -201,9 +212,10 @@ def _rows(names: Sequence[str], new: DomainOutputs, model: "Model") -> Any:
 
 def read_outputs(
     model: "Model", inputs: Any, *, text: str = "", batch: int = 64
-) -> tuple[list[str], DomainOutputs, list[tuple[str, str]]]:
-    """The names and outputs of the samples that can be read, and why the others cannot."""
+) -> tuple[list[str], DomainOutputs, list[tuple[str, str]], dict[str, float]]:
+    """The names and outputs of samples, why others cannot be read, and what the inputs are like."""
     about, names, unread = model.about, list[str](), list[tuple[str, str]]()
+    kept = list[Tensor]()
     logits, scores = list[Tensor](), dict[str, list[Tensor]]()
     given = Path(inputs) if isinstance(inputs, str) and Path(inputs).exists() else inputs
     with capture_votes(model.module) as votes:
@@ -212,6 +224,7 @@ def read_outputs(
             unread += [(name, error) for name, error in pairs if error]
             names += [name for name, error in pairs if not error]
             if samples.x is not None:
+                kept += [samples.x] if sum(map(len, kept)) < SAMPLES else []
                 of_batch, features = model.logits_and_features(samples.x)
                 logits.append(of_batch)
                 for name, values in model.scores_of(features, of_batch).items():
@@ -225,4 +238,6 @@ def read_outputs(
     new = DomainOutputs("new", torch.cat(logits), torch.empty(0, dtype=torch.long), whole)
     if not new.logits.isfinite().all():
         raise DataError("the outputs for some samples are not finite; their values are too large")
-    return names, new, unread
+    stored, files = torch.cat(kept)[:SAMPLES], [Path(name) for name in names[:FILES]]
+    present = [file for file in files if file.is_file()]
+    return names, new, unread, measure_samples(about.inputs, stored, present)

@@ -49,6 +49,18 @@ class Audio(FileModality):
         """The log-mel transform."""
         return {"mel": self.mel}
 
+    def statistics(self, x: Tensor) -> dict[str, Tensor]:
+        """The mean level of the log-mel features."""
+        return {"level": x.flatten(1).float().mean(dim=1)}
+
+    def file_statistics(self, file: Path) -> dict[str, float]:
+        """The length in seconds."""
+        try:
+            wave, rate = _read_wave(file)
+        except (OSError, ValueError):
+            return {}
+        return {"seconds": len(wave) / rate}
+
     def upright(self, x: Tensor) -> Tensor:
         """Put low frequencies at the bottom."""
         return x.flip(-2)

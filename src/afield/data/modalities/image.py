@@ -104,6 +104,19 @@ class Image(FileModality):
             return x
         return np.stack([resize_square(Pillow.fromarray(image), side) for image in x])
 
+    def statistics(self, x: Tensor) -> dict[str, Tensor]:
+        """Brightness and contrast, from 0 to 255."""
+        values = x.flatten(1).float()
+        return {"brightness": values.mean(dim=1), "contrast": values.std(dim=1)}
+
+    def file_statistics(self, file: Path) -> dict[str, float]:
+        """Width and height in pixels."""
+        try:
+            width, height = image_size(file)
+        except (OSError, ValueError):
+            return {}
+        return {"width": float(width), "height": float(height)}
+
     def facts(self, domains: Mapping[str, Domain]) -> list[Fact]:
         """Width and height of the smallest, median and largest image file of each domain, by area.
 

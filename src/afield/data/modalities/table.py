@@ -52,6 +52,10 @@ class Table(Modality):
         "predict"
     )
 
+    def statistics(self, x: Tensor) -> dict[str, Tensor]:
+        """The share of the cells that are empty."""
+        return {"missing values": x.isnan().double().mean(dim=1)}
+
     def fit_scaling(
         self, x: Rows, *, by_sources: bool = False, robust: bool = False
     ) -> TableScaling:

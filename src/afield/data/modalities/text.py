@@ -136,6 +136,10 @@ class Text(FileModality):
         """Token ids stay as they are, n-grams become vectors."""
         return trim_padding if trim and self.tokenizer != NGRAMS else scaling
 
+    def statistics(self, x: Tensor) -> dict[str, Tensor]:
+        """The number of tokens."""
+        return {"tokens": (x >= 0).sum(dim=1)}
+
     def facts(self, domains: Mapping[str, Domain]) -> list[Fact]:
         """The median length of the texts of each domain, and how many texts are cut."""
         medians = {name: int(Rows([each.x]).lengths.median()) for name, each in domains.items()}
