@@ -477,11 +477,8 @@ def fit(
         strangeness = fit_strangeness(finished)
         folders = [opened.folder(record.run) for record in records]
         classes = read_run_inputs(opened.folder(plan.run))["classes"]
-        calibration, outputs = (
-            calibrate(folders, classes=classes, keep_samples=held_out, **here)
-            if folders
-            else (None, [])
-        )
+        here |= {"classes": classes, "keep_samples": held_out}
+        calibration, outputs = calibrate(folders, **here) if folders else (None, [])
         score = calibration.score if calibration else MAHALANOBIS
         strangeness = strangeness.choose(score, keep_samples=held_out and bool(calibration))
     described, network = describe_model(finished, opened.folder(plan.run)), finished.model
@@ -489,6 +486,7 @@ def fit(
         origin = str(find_dataset(plan.run.dataset).provenance.get("dataset", ""))
         described, network = put_encoder_in_front(described, network, *encoder, dataset=origin)
     adaptation = plan.adaptation
+    statistics = measure_training_data(described.inputs, plan.run, encoder and encoder[0])
     about = replace(
         described,
         adaptation=adaptation.adaptation if adaptation else "",
@@ -497,15 +495,12 @@ def fit(
         license=license,
         estimate=(plan.estimate or estimate_accuracy(adapted or records)) if records else None,
         calibration=calibration,
-        statistics=measure_training_data(described.inputs, plan.run, encoder and encoder[0])
-        if held_out
-        else {},
+        statistics=statistics if held_out else {},
     )
-    weights = network.state_dict()
     write_model(
         path,
         about,
-        weights,
+        network.state_dict(),
         strangeness,
         render_card(about),
         held_out=outputs if held_out else (),
