@@ -145,7 +145,7 @@ def _separation_remark(new: NewDomain) -> str:
     if separation is None or not separation.held_out:
         return ""
     low, high = min(separation.held_out), max(separation.held_out)
-    verdict = "more than" if separation.is_larger else "as"
+    verdict = "more than" if separation.is_larger else "no more than"
     return (
         f"A classifier tells these samples from held-out ones with an AUROC of "
         f"{separation.new:.2f}; one held-out domain from the others, with {low:.2f} to "
