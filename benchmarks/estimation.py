@@ -59,7 +59,13 @@ DATA: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "spoken_digits": ("spoken_digits", {"steps": 200, "every": 200}),
     "fonts": ("fonts", {"steps": 300, "every": 300}),
     "handwriting": ("handwriting", {}),
-    "pacs_mini": ("{root}/pacs_mini", {}),
+    "pacs_mini": (
+        "{root}/pacs_mini",
+        {
+            "backbone": "timm:tf_efficientnet_lite0",
+            "weights": "{root}/weights/tf_efficientnet_lite0.safetensors",
+        },
+    ),
     "heart": ("{root}/heart/heart.csv?label=diagnosis&domain=hospital", {}),
     "reviews": (
         "{root}/reviews/reviews.csv.gz", {"backbone": "bag:", "steps": 150, "every": 150}
@@ -105,10 +111,14 @@ def train(name: str, store: Store) -> list[Trained]:
     """Train on all that is left, and keep the outputs for what is left out."""
     spec, settings = DATA[name]
     spec = spec.format(root=data_root())
+    settings = {
+        key: value.format(root=data_root()) if isinstance(value, str) else value
+        for key, value in settings.items()
+    }
     trained = []
     for new, held_out in left_out(find_dataset(spec).domains):
         names = (*new, *held_out)
-        runs = plan_training(spec, "erm", target=names, settings=dict(settings))
+        runs = plan_training(spec, "erm", target=names, settings=settings)
         for _ in complete(runs, store, pool=default_pool()):
             pass
         with deterministic(1):
