@@ -40,7 +40,8 @@ def full_record() -> Record:
     whole = record("sketch", [0.4, 0.5])
     run = replace(whole.run, sources=("art", "photo"), params={"eta": 0.1})
     # Whichever counts a record has: none of them may be lost.
-    counts = {each.name: n for n, each in enumerate(fields(Record), 1) if each.default == 0}
+    numbers = [each for each in fields(Record) if each.default == 0]
+    counts = {each.name: type(each.default)(n) for n, each in enumerate(numbers, 1)}
     checkpoints = tuple(map(detailed, range(4)))
     return replace(whole, run=run, checkpoints=checkpoints, class_names=("a",), **counts)
 

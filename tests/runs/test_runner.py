@@ -282,7 +282,8 @@ def test_a_run_does_not_continue_from_a_snapshot_for_fewer_rules(store):
 def test_slow_snapshots_are_written_less_often(tmp_path, monkeypatch):
     """After one that took two seconds, 40 seconds pass; every checkpoint takes two seconds."""
     clock = SimpleNamespace(now=0.0)
-    monkeypatch.setattr(runner, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    times = SimpleNamespace(monotonic=lambda: clock.now, time=lambda: 0.0)
+    monkeypatch.setattr(runner, "time", times)
 
     class Slow(Store):
         def put_snapshot(self, run, state, done):
