@@ -1,5 +1,6 @@
 """Progress of long jobs, reported to a listener; without one, nothing is shown."""
 
+import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -27,6 +28,45 @@ def progress(task: str, total: int | None = None) -> AbstractContextManager[Adva
     """Yield a function to call with the amount done so far; `total` is None if unknown."""
     listener = _listener.get()
     return listener(task, total) if listener else nullcontext(lambda _: None)
+
+
+@contextmanager
+def show_progress(*, quiet: bool = False) -> Iterator[None]:
+    """Show bars in a notebook or on a terminal inside the block, unless there is a listener.
+
+    With `quiet`, nothing is shown, not even by functions that show their progress themselves.
+    """
+    if quiet:
+        with report_progress_to(lambda *_: nullcontext(lambda _: None)):
+            yield
+    elif _listener.get() is None and _has_reader():
+        with report_progress_to(_bar):
+            yield
+    else:
+        yield
+
+
+def _has_reader() -> bool:
+    """Whether somebody reads what is shown now: in a notebook, or on a terminal."""
+    return "ipykernel" in sys.modules or sys.stderr.isatty()
+
+
+@contextmanager
+def _bar(task: str, total: int | None) -> Iterator[Advance]:
+    import warnings
+
+    with warnings.catch_warnings():
+        # Without ipywidgets, the bars of notebooks are lines of text.
+        warnings.filterwarnings("ignore", message="IProgress not found")
+        from tqdm.auto import tqdm
+
+        bar = tqdm(desc=task, total=total, leave=False)
+
+    def advance(done: int) -> None:
+        bar.update(done - bar.n)
+
+    with bar:
+        yield advance
 
 
 def track(items: Iterable[T], task: str, total: int | None = None) -> Iterator[T]:

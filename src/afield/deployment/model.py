@@ -171,6 +171,8 @@ def load_weights(module: nn.Module, weights: dict[str, Tensor], path: Path) -> N
 
 # The number of samples that go through the network at once.
 BATCH_SIZE = 64
+# How many names of classes are shown.
+MAX_NAMES = 5
 # The percentile of a sample that is farther from the sources than any held-out sample.
 OUT_OF_RANGE_PERCENTILE = 100
 # Values may be finite, and yet too large for the scaling or the network.
@@ -202,6 +204,10 @@ class Model:
         self.strangeness = strangeness
         self.folder = folder
         self._prepare: Prepare = about.inputs.prepare
+
+    def __repr__(self) -> str:
+        names = ", ".join(self.classes[:MAX_NAMES]) + ", …" * (len(self.classes) > MAX_NAMES)
+        return f"<Model {self.about.name}: {len(self.classes)} classes ({names}) on {self.device}>"
 
     @property
     def classes(self) -> tuple[str, ...]:

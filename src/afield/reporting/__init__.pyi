@@ -1,4 +1,6 @@
 from .benchmarking import bench as bench
+from .bench_result import BenchResult as BenchResult
+from .bench_result import Best as Best
 from .domainbed import export_domainbed as export_domainbed
 from .page import write_report as write_report
 from .results import Results as Results

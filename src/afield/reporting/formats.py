@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from html import escape
 
 import pandas as pd
 from rich import box
@@ -80,6 +81,23 @@ def as_latex(frame: pd.DataFrame, claims: Claims | None = None) -> str:
         claim = (claims or {}).get((title, rule), "")
         blocks.append(f"% {claim}\n" * bool(claim) + _latex_table(title, rule, part))
     return "\n\n".join(blocks)
+
+
+def as_html(frame: pd.DataFrame, claims: Claims | None = None) -> str:
+    """Plain tables for a notebook, one per dataset and rule: the best in bold."""
+    blocks = []
+    for title, rule, part in _tables(frame):
+        cells, columns = _cells(part, best="<b>{}</b>".format, second="{}".format)
+        head = "".join(f"<th>{escape(name)}</th>" for name in ("method", *columns))
+        rows = [
+            f"<tr><td>{escape(method)}</td>" + "".join(f"<td>{cell}</td>" for cell in row) + "</tr>"
+            for method, row in cells.items()
+        ]
+        caption = f"{title}, {RULES[rule].description}: {table_caption(part)}"
+        blocks.append(f"<p>{escape(caption)}</p><table><thead><tr>{head}</tr></thead>")
+        blocks.append(f"<tbody>{''.join(rows)}</tbody></table>")
+        blocks.append(f"<p>{escape((claims or {}).get((title, rule), ''))}</p>")
+    return "".join(blocks)
 
 
 def as_csv(frame: pd.DataFrame, claims: Claims | None = None) -> str:
@@ -161,24 +179,37 @@ def _fitting_grid(frame: pd.DataFrame, width: int | None) -> tuple[Table, pd.Dat
         return table, frame, []
     columns = _columns(frame)
     domains = {name for name in columns if find_column(name) is None}
-    short = abbreviate(domains if len(domains) < len(columns) else ())
+    named = domains if len(domains) < len(columns) else set()
     kept = [
         name for name in columns if name == "mean" or getattr(find_column(name), "lowest", False)
     ]
     rest = [name for name in columns if name not in kept and name not in domains]
-    notes = [f"{brief}: {name}" for name, brief in short.items() if brief != name]
-    legend = [", ".join(notes)] if notes else []
-    for left_out in _left_out(rest, [name for name in columns if name in domains]):
+    for left_out, short in _attempts(rest, [name for name in columns if name in domains], named):
         part = frame[~frame["domain"].isin(left_out)]
         table = _grid(part, names=short, bare={*domains, *rest})
         if _width(table) <= width:
             break
+    notes = [f"{brief}: {name}" for name, brief in short.items() if brief != name]
+    legend = [", ".join(notes)] if notes else []
     hides_domains = bool(domains & set(left_out))
     missing = [name for name in left_out if name not in domains]
     missing += [f"the {len(domains)} domains"] if hides_domains else []
     missing += ["± of the other columns"] if len(left_out) < len(domains) + len(rest) else []
     more = f"not shown: {', '.join(missing)}; a wider terminal or --format md shows all"
     return table, part, [*([] if hides_domains else legend), *([more] if missing else [])]
+
+
+def _attempts(
+    rest: Sequence[str], domains: Sequence[str], named: Collection[str]
+) -> Iterator[tuple[list[str], dict[str, str]]]:
+    """What to leave out, and names of domains: as long as they fit before more is left out."""
+    lengths = sorted({len(name) for name in named}, reverse=True) or [0]
+    for left_out in _left_out(rest, domains):
+        for length in range(lengths[0], MAX_SHORT, -1):
+            cut = {name: name[:length].rstrip() for name in named}
+            if len(set(cut.values())) == len(cut):
+                yield left_out, cut
+        yield left_out, abbreviate(named)
 
 
 def _left_out(rest: Sequence[str], domains: Sequence[str]) -> Iterator[list[str]]:

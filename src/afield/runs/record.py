@@ -42,6 +42,10 @@ class Record:
     at: float = field(default=0.0, compare=False)
     trained_weights: int = 0
 
+    def __repr__(self) -> str:
+        unseen = f"without {', '.join(self.unseen)}" if self.unseen else "on all domains"
+        return f"<Record {self.run.key}: {unseen}, {len(self.checkpoints)} checkpoints>"
+
     @cached_property
     def domains(self) -> tuple[str, ...]:
         """All domains that the run trains or is evaluated on, in the order of the dataset."""

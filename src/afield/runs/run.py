@@ -184,6 +184,10 @@ class Run:
         """The name of the run on disk: its method, and a digest of all its fields."""
         return f"{self.method}-{_digest(self, NOT_IN_KEY)}"
 
+    def __repr__(self) -> str:
+        sources = ", ".join(self.sources)
+        return f"<Run {self.key}: {self.data_name}, trained on {sources}; {self.steps} steps>"
+
     @property
     def data_name(self) -> str:
         """The name of the data to show: that of the folder, if the samples are features of it."""
