@@ -260,17 +260,18 @@ def covered_and_false(
 
 def print_shared(count: int, generator: Generator) -> None:
     """Print what one method does whose noise is shared within a trial."""
-    coverage: dict[str, list[float]] = {}
-    false: dict[str, list[float]] = {}
-    for (trials, domains), (correlation, scale) in product(SHAPES, ((0.0, 1), (0.6, 1), (0.9, 2))):
-        name = f"{trials} × {domains}, correlation {correlation:g}"
-        name += ", twice the noise" * (scale == 2)
+    titles = [f"{rivals} rival{'s' * (rivals > 1)}" for rivals in RIVALS]
+    print(f"| coverage (false headlines), in percent | {' | '.join(titles)} |")
+    print("| --- |" + " ---: |" * len(titles))
+    for (correlation, scale), (trials, domains) in product(((0.9, 2), (0.6, 1), (0.0, 1)), SHAPES):
         draw = one_shared(correlation, scale)
         shapes = [(rivals + 1, trials, domains) for rivals in RIVALS]
-        both = [covered_and_false(draw, shape, count, generator) for shape in shapes]
-        coverage[name], false[name] = map(list, zip(*both, strict=True))
-    print_table("coverage of the uncorrected interval (%)", coverage)
-    print_table("false positives of the headline (%)", false)
+        pairs = [covered_and_false(draw, shape, count, generator) for shape in shapes]
+        cells = [f"{100 * covered:.0f} ({100 * wrong:.1f})" for covered, wrong in pairs]
+        name = f"{trials} × {domains}, correlation {correlation:g}"
+        name += ", twice the noise" * (scale == 2)
+        print(f"| {name} | {' | '.join(cells)} |", flush=True)
+    print(flush=True)
 
 
 def one_far(generator: Generator, size: tuple[int, ...]) -> Array:

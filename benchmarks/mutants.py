@@ -84,6 +84,7 @@ EQUIVALENT: tuple[tuple[str, str, str], ...] = (
     ("reporting/reproduce.py", "number < 0x10000", "U+10000 is a letter, which is not escaped"),
     ("deployment/fitting.py", 'number: "trials": trial + 1', "more trials are dropped again"),
     ("merging/spectral.py", "operator: return Triplets(left * sign", "the sign is 1 or -1"),
+    ("merging/adapter_files.py", "change_number: self.shares", "shares above 1 count as 1"),
     ("compute.py", "has_cuda = torch.cuda.device_count() > 0", "needs a GPU"),
 )
 SWAPS: dict[type, type] = {

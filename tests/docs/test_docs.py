@@ -199,7 +199,7 @@ def test_every_option_of_a_typed_command_exists():
 @pytest.mark.parametrize(
     ("option", "kinds"),
     [
-        ("--methods", ["methods"]),
+        ("--methods", ["methods", registry.CLASSICAL]),
         ("--merges", ["merges", "averages"]),
         ("--average", ["averages"]),
         ("--adapt", ["adaptations"]),

@@ -35,9 +35,11 @@ def test_the_formula_again_slowly():
     torch.testing.assert_close(merged(deltas, density=0.3), torch.tensor(expected).double())
 
 
-def test_where_changes_cancel_the_sign_of_the_whole_model_decides():
+@pytest.mark.parametrize("scale", [1.0, 0.1, -1.0, -0.1])
+def test_where_changes_cancel_the_sign_of_the_whole_model_decides(scale):
     up = torch.tensor([[2.0, 1.0, 3.0, 1.0], [-2.0, 1.0, 3.0, -1.0]])
-    torch.testing.assert_close(merged(up, density=1.0), torch.tensor([2.0, 1.0, 3.0, 1.0]))
+    expected = scale * torch.tensor([2.0, 1.0, 3.0, 1.0])
+    torch.testing.assert_close(merged(scale * up, density=1.0), expected)
     torch.testing.assert_close(merged(-up, density=1.0), torch.tensor([-2.0, -1.0, -3.0, -1.0]))
     undecided = torch.tensor([[2.0, 1.0], [-2.0, -1.0]])
     assert torch.equal(merged(undecided, density=1.0), torch.zeros(2))
