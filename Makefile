@@ -42,8 +42,8 @@ mutants: $(STAMP)
 
 # Kills, crowds, full disks and broken files; about half an hour on two cores.
 torture: $(STAMP)
-	$(VENV)/bin/python benchmarks/torture.py
-	$(VENV)/bin/python benchmarks/fuzz.py
+	PYTHONPATH=. $(VENV)/bin/python benchmarks/torture.py
+	PYTHONPATH=. $(VENV)/bin/python benchmarks/fuzz.py
 
 # Measure the numbers of docs/speed.md again; about half an hour on two cores.
 speed: $(STAMP)

@@ -1,57 +1,53 @@
 """Does a broken file ever end in a traceback, a hang or a full memory? Mutate files and read them.
 
-    python benchmarks/fuzz.py                          # 2,000 mutations of each format, seed 0
-    python benchmarks/fuzz.py --count 200 --only wav   # fewer, of one format
+    PYTHONPATH=. python benchmarks/fuzz.py                # 2,000 mutations of each format
+    PYTHONPATH=. python benchmarks/fuzz.py --count 200 --only wav   # fewer, of one format
 
-For each format, a valid file is written by afield or by the usual library, changed at random
-(bytes flipped, cut, inserted and repeated; values of JSON and TOML exchanged) and read by the same
-functions as by the command line. A reader may accept the file, or refuse it with one of afield's
-errors. Anything else is printed with the seed that repeats it, and the exit code is 1.
+For each format of `fuzz_formats.py`, a valid file is written by afield or by the usual library,
+changed at random (bytes flipped, cut, inserted and repeated; values of JSON exchanged) and read by
+the same functions as by the command line. A reader may accept the file, or refuse it with one of
+afield's errors, in one line. Anything else is printed with the seed that repeats it, and the exit
+code is 1.
+
+Files are read in a process of their own. A file that takes too long is interrupted by an exception
+that no reader can mistake for a broken file, or killed from outside if it hangs in native code. The
+peak of the memory is measured for every file, and the memory that stays for every format.
 """
 
 import argparse
 import contextlib
+import ctypes
+import gc
 import io
 import json
 import logging
 import os
 import random
 import resource
+import select
 import signal
 import sys
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import count
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import soundfile
-import torch
-from PIL import Image
-from safetensors.torch import save_file
-
-import afield
-from afield.data.groups import group_labels
-from afield.data.log_mel import LogMel
-from afield.data.lookup import find_dataset
-from afield.data.modalities.audio import read_audio
-from afield.data.modalities.image import IMAGE_ERRORS, read_image
-from afield.deployment import load
 from afield.errors import AfieldError
-from afield.merging.tensor_files import TensorFiles
-from afield.reporting import tabulate
-from afield.reporting.page import render_page
-from afield.runs.status import statuses
-from afield.runs.store import Store
-from afield.studies.benchmark import read_benchmark
-from afield.tensors import read_weights
 
-MAX_SECONDS, MAX_MEMORY = 5, 2**30
-ODD_VALUES: list[Any] = [None, True, -1, 0, 10**30, 1e308, float("nan"), "", "\x1b[2J", [], {}]
+ODD_VALUES: list[Any] = [
+    *(None, True, -1, 0, 2, 10**6, 10**9, 10**30, 1e308, float("nan"), "", "x", "\x1b[2J"),
+    *([], {}, [[]], {"a": 1}, "../../x", "a" * 10_000),
+]
+# Linux: end this process when its parent ends.
+PR_SET_PDEATHSIG = 1
+STATUS, CLEAR_REFS = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 Read = Callable[[Path], object]
+
+
+class Hang(BaseException):
+    """A file takes too long; not an Exception, because readers turn those into refusals."""
 
 
 @dataclass(frozen=True)
@@ -64,74 +60,22 @@ class Format:
     is_json: bool = False
 
 
-def formats(folder: Path) -> dict[str, Format]:
-    """Write one valid file of every format."""
-    rng = np.random.default_rng(0)
-    label = {"y": np.tile([0, 1], 8), "domain": np.repeat(list("abcd"), 4)}
-    np.savez(folder / "data.npz", X=rng.normal(size=(16, 3)).astype(np.float32), **label)
-    save_file({"a": torch.ones(3, 4), "b.weight": torch.zeros(2)}, folder / "w.safetensors")
-    torch.save({"a": torch.ones(3, 4), "b.weight": torch.zeros(2)}, folder / "w.pt")
-    settings = {"steps": 4, "every": 2}
-    store = str(folder / "store")
-    afield.bench("spirals", ["erm"], trials=1, store=store, settings=settings)
-    model = folder / "model"
-    afield.fit("spirals", "erm", model, estimate=False, store=store, settings=settings)
-    record = next(Path(store).glob("erm-*/record.json"))
-    plan = next(Path(store, "plans").glob("*.json"))
-    bench = 'dataset = "spirals"\nmethods = ["erm", "vrex"]\ntrials = 2\n[settings]\nlr = 0.1\n'
-    (folder / "bench.toml").write_text(bench + "[settings.vrex]\npenalty = 3\n")
-    soundfile.write(folder / "tone.wav", rng.normal(size=4000).astype(np.float32), 8000)
-    image = Image.fromarray(rng.integers(0, 255, (40, 40, 3), dtype=np.uint8))
-    for suffix in ("png", "jpg", "bmp", "webp", "tif"):
-        image.save(folder / f"image.{suffix}")
-    (folder / "lists").mkdir()
-    for domain in ("one", "two"):
-        for name in ("a", "b"):
-            (folder / "lists" / domain / name).mkdir(parents=True)
-            for number in range(2):
-                image.save(folder / "lists" / domain / name / f"{number}.png")
-        lines = {"train": "0", "test": "1"}
-        for split, number in lines.items():
-            text = "".join(f"{domain}/{name}/{number}.png 0\n" for name in ("a", "b"))
-            (folder / "lists" / f"{domain}_{split}.txt").write_text(text)
-    domains = find_dataset(folder / "lists").load()
-    names = [name for domain in domains.values() for name in domain.names]
-    (folder / "groups.csv").write_text("path,slide\n" + "".join(f"{name},1\n" for name in names))
-    mel = LogMel(rate=8000, bins=20)
-    decoding = (OSError, ValueError)
-    return {
-        "npz": Format(folder / "data.npz", lambda path: find_dataset(path).load()),
-        "safetensors": Format(folder / "w.safetensors", TensorFiles),
-        "state dict": Format(folder / "w.pt", lambda path: read_weights(str(path))),
-        "model.json": Format(model / "model.json", lambda path: load(path.parent), is_json=True),
-        "record.json": Format(record, lambda path: report(path.parents[1]), is_json=True),
-        "plan": Format(plan, lambda path: statuses(Store(path.parents[1])), is_json=True),
-        "toml": Format(folder / "bench.toml", read_benchmark),
-        "lists": Format(
-            folder / "lists" / "one_train.txt", lambda path: find_dataset(path.parent).load()
-        ),
-        "csv": Format(
-            folder / "groups.csv", lambda path: group_labels(f"{path}:slide", domains, "lists")
-        ),
-        "wav": Format(folder / "tone.wav", lambda path: read_audio(path, mel), decoding),
-        **{
-            suffix: Format(
-                folder / f"image.{suffix}", lambda path: read_image(path, 32), IMAGE_ERRORS
-            )
-            for suffix in ("png", "jpg", "bmp", "webp", "tif")
-        },
-    }
+@dataclass(frozen=True)
+class Limits:
+    """What one file may take: seconds, and bytes of memory; `kept` is what may stay of all files.
 
+    `seconds` are of the processor, because the machine may be busy, and `wall` of the clock, for
+    readers that wait. A process that does not answer for `grace` more seconds is killed. Memory is
+    limited to `address` bytes more than the process has, to protect the machine.
+    """
 
-_reports = count()
-
-
-def report(folder: Path) -> None:
-    """Table of a store and, every tenth time since it is slow, its report page."""
-    records = list(Store(folder))
-    tabulate(records)
-    if records and next(_reports) % 10 == 0:
-        render_page(records, [], store="store")
+    seconds: float = 5.0
+    wall: float = 60.0
+    grace: float = 60.0
+    memory: int = 2**30
+    kept: int = 2**28
+    address: int = 6 * 2**30
+    warm_up: int = 50
 
 
 def mutate(content: bytes, draw: random.Random, *, is_json: bool) -> bytes:
@@ -170,35 +114,141 @@ def exchange_value(tree: Any, draw: random.Random) -> None:
 
 
 @contextlib.contextmanager
-def time_limit() -> Iterator[None]:
-    """Raise a TimeoutError after `MAX_SECONDS`."""
+def time_limit(limits: Limits) -> Iterator[list[str]]:
+    """Raise `Hang` after the seconds of a file, and again if it is swallowed; yield the reasons."""
+    raised: list[str] = []
 
-    def stop(*_: object) -> None:
-        raise TimeoutError(f"no answer after {MAX_SECONDS} seconds")
+    def stop(number: int, frame: object) -> None:
+        del frame
+        seconds = limits.seconds if number == signal.SIGPROF else limits.wall
+        raised.append(f"no answer after {seconds:g} seconds")
+        raise Hang(raised[0])
 
-    signal.signal(signal.SIGALRM, stop)
-    signal.alarm(MAX_SECONDS)
+    timers = {
+        signal.ITIMER_PROF: (signal.SIGPROF, limits.seconds),
+        signal.ITIMER_REAL: (signal.SIGALRM, limits.wall),
+    }
+    for timer, (number, seconds) in timers.items():
+        signal.signal(number, stop)
+        signal.setitimer(timer, seconds, 0.2)
     try:
-        yield
+        yield raised
     finally:
-        signal.alarm(0)
+        for timer in timers:
+            signal.setitimer(timer, 0)
 
 
-def attempt(form: Format, content: bytes) -> str:
+def memory(name: str) -> int:
+    """A line of the process's status in bytes: VmRSS is the memory now, VmHWM its peak."""
+    line = next(line for line in STATUS.read_text().splitlines() if line.startswith(name))
+    return 1024 * int(line.split()[1])
+
+
+def attempt(form: Format, content: bytes, limits: Limits) -> str:
     """Read a mutated file; return what went wrong, or nothing."""
+    # A new file, because a reader may still have the last one mapped into memory.
+    form.file.unlink(missing_ok=True)
     form.file.write_bytes(content)
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    CLEAR_REFS.write_text("5")
+    before, problem, raised = memory("VmRSS"), "", list[str]()
     try:
-        with time_limit(), contextlib.redirect_stderr(io.StringIO()):
+        with time_limit(limits) as raised, contextlib.redirect_stderr(io.StringIO()):
             form.read(form.file)
-    except TimeoutError as error:
-        return str(error)
-    except form.errors:
+    except Hang:
         pass
-    except Exception as error:  # noqa: BLE001  this is what is looked for
-        return f"{type(error).__name__}: {error}"
-    grown = 1024 * (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
-    return f"took {grown / 2**20:.0f} MB of memory" if grown > MAX_MEMORY else ""
+    except form.errors as error:
+        if isinstance(error, AfieldError) and "\n" in str(error):
+            problem = f"several lines: {str(error)[:100]!r}"
+    except BaseException as error:  # noqa: BLE001  this is what is looked for
+        problem = f"{type(error).__name__}: {error}"
+    grown = memory("VmHWM") - before
+    # Also if the reader has swallowed the exception.
+    problem = raised[0] if raised else problem
+    if not problem and grown > limits.memory:
+        problem = f"took {grown / 2**20:.0f} MB of memory"
+    return " ".join(problem.split())
+
+
+def work(form: Format, name: str, seed: int, numbers: range, limits: Limits, pipe: int) -> None:
+    """Read the mutations of these numbers; write a line before and after each."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    total = memory("VmSize") + limits.address
+    resource.setrlimit(resource.RLIMIT_AS, (total, resource.getrlimit(resource.RLIMIT_AS)[1]))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+    # What was there before the first file is not looked at again.
+    gc.freeze()
+    original, kept = form.file.read_bytes(), 0
+    for number in numbers:
+        draw = random.Random(f"{seed} {name} {number}")
+        os.write(pipe, f"{number}\n".encode())
+        problem = attempt(form, mutate(original, draw, is_json=form.is_json), limits)
+        if number - numbers.start == limits.warm_up:
+            kept = _settled_memory()
+        elif kept and not problem and memory("VmRSS") > kept + limits.kept:
+            now = _settled_memory()
+            if now > kept + limits.kept:
+                problem, kept = f"{(now - kept) / 2**20:.0f} MB of memory stay", now
+        os.write(pipe, f"{number}\t{problem[:300]}\n".encode(errors="replace"))
+    form.file.write_bytes(original)
+
+
+def _settled_memory() -> int:
+    """Memory of the process, without what is only waiting to be freed."""
+    gc.collect()
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
+    return memory("VmRSS")
+
+
+def fuzz(
+    form: Format, name: str, *, count: int, seed: int = 0, limits: Limits | None = None
+) -> list[str]:
+    """Read mutations of a format in another process; return a line for every problem."""
+    limits, problems, start = limits or Limits(), [], 0
+    original = form.file.read_bytes()
+    while start < count:
+        reading, writing = os.pipe()
+        sys.stdout.flush()
+        pid = os.fork()
+        if not pid:
+            os.close(reading)
+            with contextlib.suppress(BaseException):
+                work(form, name, seed, range(start, count), limits, writing)
+                os._exit(0)
+            os._exit(1)
+        os.close(writing)
+        number, ending = _follow(reading, problems, limits)
+        if ending == "hang":
+            os.kill(pid, signal.SIGKILL)
+        _, status = os.waitpid(pid, 0)
+        os.close(reading)
+        start = count if number is None else number + 1
+        if ending == "hang":
+            problems.append(f"mutation {number}: hangs in native code")
+        elif status and number is not None:
+            problems.append(f"mutation {number}: the process ended with {status}")
+        form.file.unlink(missing_ok=True)
+        form.file.write_bytes(original)
+    return problems
+
+
+def _follow(pipe: int, problems: list[str], limits: Limits) -> tuple[int | None, str]:
+    """Collect problems until the process ends or hangs; return the number that it was at."""
+    buffer, current = b"", None
+    while True:
+        ready, _, _ = select.select([pipe], [], [], limits.wall + limits.grace)
+        if not ready:
+            return current, "hang"
+        chunk = os.read(pipe, 2**16)
+        if not chunk:
+            return current, "end"
+        *lines, buffer = (buffer + chunk).split(b"\n")
+        for line in lines:
+            number, tab, problem = line.decode(errors="replace").partition("\t")
+            current = None if tab else int(number)
+            if problem:
+                problems.append(f"mutation {number}: {problem}")
 
 
 def main() -> None:
@@ -206,25 +256,28 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--count", type=int, default=2000)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--only", default="")
+    parser.add_argument("--only", default="", help="formats, separated by commas")
     asked = parser.parse_args()
+    import torch
+    from fuzz_formats import formats
+
     logging.disable(logging.CRITICAL)
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
+    chosen = {name for name in asked.only.split(",") if name}
     wrong = 0
     with tempfile.TemporaryDirectory() as folder:
         os.environ["AFIELD_CACHE"] = f"{folder}/cache"
-        for name, form in formats(Path(folder)).items():
-            if asked.only not in ("", name):
+        every = formats(Path(folder))
+        unknown = chosen - every.keys()
+        if unknown:
+            parser.error(f"no format {', '.join(sorted(unknown))}; there are {', '.join(every)}")
+        for name, form in every.items():
+            if chosen and name not in chosen:
                 continue
-            original, problems = form.file.read_bytes(), []
-            for number in range(asked.count):
-                draw = random.Random(f"{asked.seed} {name} {number}")
-                problem = attempt(form, mutate(original, draw, is_json=form.is_json))
-                problems += [f"  mutation {number}: {problem}"] if problem else []
-            form.file.write_bytes(original)
+            problems = fuzz(form, name, count=asked.count, seed=asked.seed)
             print(f"{name}: {asked.count} mutations, {len(problems)} problems")
-            print("\n".join(problems[:5]), end="\n" if problems else "", flush=True)
+            print("".join(f"  {line}\n" for line in problems[:5]), end="", flush=True)
             wrong += len(problems)
     print(f"{wrong} problems")
     sys.exit(bool(wrong))

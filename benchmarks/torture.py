@@ -1,13 +1,15 @@
 """Kills, crowds and full disks: runs end in the same bytes, and nothing is left behind.
 
-    python benchmarks/torture.py                       # 100 kills, three minutes on two cores
-    python benchmarks/torture.py --kills 20 --seed 1
+    PYTHONPATH=. python benchmarks/torture.py            # 100 kills
+    PYTHONPATH=. python benchmarks/torture.py --kills 20 --seed 1
 
 Prints one line for each group and exits with 1 if one of them failed:
 
     kills       runs of every method and every weight average, killed (kill -9) at random moments
                 and started again, until they end; their weights must be those of a straight run
     crowd       four processes work on one store at the same time; every run is done once
+    containers  four processes with process numbers of their own (unshare) start a benchmark on one
+                store; all end well, and nothing temporary is left anywhere in the store
     full disk   the disk fills up in the middle of a benchmark; what was finished stays, no part of
                 a file is left, and the benchmark goes on when there is room again
 """
@@ -114,8 +116,7 @@ def kill_runs(folder: Path, kills: int, draw: random.Random) -> tuple[str, bool]
         assert ended_well(in_child(partial(execute, run, killed, snapshot_seconds=0.0)))
         total += 1
         same += fingerprint(straight, run) == fingerprint(killed, run)
-        left = [path.name for path in killed.folder(run).iterdir()]
-        same -= any(name.endswith((".part", ".pt", "progress.json")) for name in left)
+        same -= any(path.is_relative_to(killed.folder(run)) for path in leftovers(killed.root))
     line = f"{done} kills of {total} runs ({len(runs)} methods and averages): {same} of {total} "
     return line + "ended in the same bytes and left nothing behind", same == total
 
@@ -145,6 +146,38 @@ def crowd(folder: Path) -> tuple[str, bool]:
     finished = (store.root / "finished.txt").read_text().split()
     once = len(finished) == len(set(finished)) == len(runs)
     return f"4 processes, {len(runs)} runs: {len(finished)} trainings", all(endings) and once
+
+
+def containers(folder: Path) -> tuple[str, bool]:
+    """Let processes of different PID namespaces run one benchmark in one store."""
+    store = folder / "containers"
+    alone = ["unshare", "--pid", "--fork", "--mount-proc"]
+    if subprocess.run([*alone, "true"], check=False, capture_output=True).returncode:
+        return "skipped: unshare needs root", True
+    command = [*alone, sys.executable, "-c", "from afield.cli.app import main; main()", "bench"]
+    command += ["spirals", "--methods", "erm,vrex", "--trials", "2", "--steps", "24", "--quiet"]
+    command += ["--workers", "1", "--store", str(store)]
+    started = [
+        subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        for _ in range(4)
+    ]
+    errors = [process.communicate()[1] for process in started]
+    codes = [process.returncode for process in started]
+    left = leftovers(store)
+    records = len(list(store.glob("*/record.json")))
+    line = f"4 namespaces, {records} runs: exit codes {codes}, {len(left)} temporary files left"
+    good = not any(codes) and not left and records > 0 and (store / "report.html").exists()
+    return line + "".join(f"; {text.strip()[-200:]}" for text in errors if text and not good), good
+
+
+def leftovers(store: Path) -> list[Path]:
+    """What only a running process may have in a store."""
+    temporary = ("progress.json", "snapshot.pt")
+    return [
+        path
+        for path in store.rglob("*")
+        if path.suffix in (".part", ".old") or path.name in temporary
+    ]
 
 
 @contextmanager
@@ -197,7 +230,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--kills", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--only", default="", help="kills, crowd or full disk")
+    parser.add_argument("--only", default="", help="kills, crowd, containers or full disk")
     asked = parser.parse_args()
     logging.disable(logging.CRITICAL)
     torch.set_num_threads(1)
@@ -207,6 +240,7 @@ def main() -> None:
         groups = {
             "kills": partial(kill_runs, folder, asked.kills, random.Random(asked.seed)),
             "crowd": partial(crowd, folder),
+            "containers": partial(containers, folder),
             "full disk": partial(full_disk, folder),
         }
         for title, group in groups.items():

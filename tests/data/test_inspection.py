@@ -505,3 +505,24 @@ def test_a_dataset_that_cannot_be_looked_at_does_not_hide_the_others(tmp_path, d
     assert any(
         word in result[NAME].how_to_get for word in ("no_such_module", "theirs", "cannot be read")
     )
+
+
+def test_of_many_images_only_headers_are_read_unless_all_are_to_be_decoded(own, monkeypatch):
+    monkeypatch.setattr("afield.data.inspection.MAX_DECODED", 10)
+    (own / "a" / "cup" / "empty.png").write_bytes(b"")
+    whole = (own / "a" / "cup" / "0.png").read_bytes()
+    (own / "b" / "pot" / "again.png").write_bytes(whole)
+    (own / "c" / "pot" / "cut.png").write_bytes(whole[:-100])
+    found, decoded = inspect_dataset(own), inspect_dataset(own, decode=True)
+    assert (found.decoded, decoded.decoded) == (False, True)
+    assert set(found.broken) == {"a/cup/empty.png"}
+    assert set(decoded.broken) == {"a/cup/empty.png", "c/pot/cut.png"}
+    assert found.counts.sum() == decoded.counts.sum() + 1
+    assert found.duplicates == decoded.duplicates == [("b/pot/again.png", "a/cup/0.png")]
+    assert found.facts[0] == decoded.facts[0]
+    sheets = [
+        contact_sheet(each, own.parent / "sheet.png").read_bytes() for each in (found, decoded)
+    ]
+    assert sheets[0] == sheets[1]
+    # The values of all samples are one row in memory.
+    assert found.domains["a"].x.stride(0) == 0

@@ -78,6 +78,14 @@ def check(
         ),
     ] = None,
     force: options.Force = False,
+    decode: Annotated[
+        bool,
+        typer.Option(
+            "--decode",
+            help="Decode every image, also of more than 20,000. By default only the headers of "
+            "so many files are read, so files that are cut short are not found.",
+        ),
+    ] = False,
     **values: Any,
 ) -> None:
     """Count the samples of a dataset, report problems, and show the prompts for CLIP.
@@ -100,7 +108,7 @@ def check(
     if out is not None:
         check_output(sheet_path(out), overwrite=force)
     with console.show_progress():
-        inspection = inspect_dataset(options.name_dataset(dataset, values))
+        inspection = inspect_dataset(options.name_dataset(dataset, values), decode=decode)
     console.out.print(_count_table(inspection))
     facts = inspection.facts
     if sizes := [fact for fact in facts if isinstance(fact.value, tuple)]:
@@ -109,16 +117,21 @@ def check(
     files = (values["class_names"] or "", values["templates"] or "")
     for line in [*lines, *describe_prompts(inspection.dataset, *files)]:
         console.out.say(line)
-    remarks = inspection.remarks
-    for remark in remarks[:MAX_REMARKS]:
-        console.out.say(f"- {remark}")
-    if len(remarks) > MAX_REMARKS:
-        console.out.print(f"- and {len(remarks) - MAX_REMARKS} more")
+    if not inspection.decoded:
+        console.err.say("only headers were read; --decode also finds images that are cut short")
+    _print_remarks(inspection.remarks)
     if out is not None:
         path = contact_sheet(inspection, out)
         console.err.say(f"contact sheet in {path}")
     if inspection.broken:
         raise typer.Exit(1)
+
+
+def _print_remarks(remarks: Sequence[str]) -> None:
+    for remark in remarks[:MAX_REMARKS]:
+        console.out.say(f"- {remark}")
+    if len(remarks) > MAX_REMARKS:
+        console.out.print(f"- and {len(remarks) - MAX_REMARKS} more")
 
 
 def _count_table(inspection: "Inspection") -> Table:

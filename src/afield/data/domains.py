@@ -109,6 +109,8 @@ class ReadOptions:
     `root` is the folder that contains all datasets, `side` the side in pixels at which image files
     are decoded (0: the default), and `skip_broken` leaves out files that cannot be read. Texts are
     read with the tokenizer of a file (empty: bytes), and cut at `tokens` tokens (0: the default).
+    Of more than `most_decoded` files, only the headers are read, and all values are 0; None decodes
+    any number.
     """
 
     root: Path
@@ -116,6 +118,7 @@ class ReadOptions:
     skip_broken: bool = False
     tokenizer: str = ""
     tokens: int = 0
+    most_decoded: int | None = None
 
 
 Reader = Callable[[ReadOptions], Mapping[str, Domain]]

@@ -160,7 +160,8 @@ def read_frame(path: Path) -> "pd.DataFrame":
     except pd.errors.EmptyDataError:
         raise DataError(f"{path}: empty; the first line must name the columns") from None
     except (OSError, EOFError, zlib.error, MemoryError) as error:
-        raise DataError(f"{path}: cannot be read ({error})") from None
+        reason = " ".join(str(error).split())[:160]
+        raise DataError(f"{path}: cannot be read ({reason})") from None
     except (ValueError, TypeError, KeyError, NotImplementedError, OverflowError) as error:
         reason = " ".join(str(error).split())[:160]
         raise DataError(f"{path}: not a readable table ({reason})") from None

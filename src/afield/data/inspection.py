@@ -6,6 +6,7 @@ affect the validation split; across domains, a model is tested on samples it was
 """
 
 import hashlib
+import os
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -14,17 +15,18 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
 from afield import registry
 from afield.data.domains import Domain, DomainSet, ReadOptions, data_root
 from afield.data.downloads import fetch, unpack
 from afield.data.lookup import find_dataset
-from afield.data.modality import Fact
+from afield.data.modality import Fact, FileModality
 from afield.data.prompts import dataset_prompts
 from afield.data.scaling import extreme_value_warnings
 from afield.data.sources.hub import write_hub_images
 from afield.errors import AfieldError, DataError, SpecError
-from afield.files import atomic_write
+from afield.files import atomic_write, sha256
 from afield.progress import progress
 
 if TYPE_CHECKING:
@@ -102,6 +104,10 @@ def _availability(name: str, root: Path) -> Availability:
 
 
 IMAGE_SIZE = 64
+# Of more files, only the headers are read unless all are to be decoded.
+MAX_DECODED = 20_000
+# Beginning of a file by which files of one size are told apart.
+HEAD_BYTES = 4096
 # Beginning of a text by which duplicates are found.
 INSPECTED_BYTES = 1024
 # Maximum number of class names to list.
@@ -118,13 +124,17 @@ CELL_INCHES, CHARACTER_INCHES = 0.9, 0.06
 
 @dataclass(frozen=True)
 class Inspection:
-    """Contents of a dataset; `counts` has a row per domain and a column per class."""
+    """Contents of a dataset; `counts` has a row per domain and a column per class.
+
+    Unless files were `decoded`, their headers were read, and duplicates are equal files.
+    """
 
     dataset: DomainSet
     domains: Mapping[str, Domain]
     counts: NDArray[np.int64]
     broken: Mapping[str, str]
     duplicates: Sequence[tuple[str, str]]
+    decoded: bool = True
 
     @property
     def facts(self) -> list[Fact]:
@@ -178,11 +188,23 @@ def _describe(name: str, facts: Sequence[Fact]) -> str:
     return f"{name}: {shown}{more}"
 
 
-def inspect_dataset(dataset: str | Path, root: Path | None = None) -> Inspection:
-    """Read a dataset, except for broken files, and count its samples and duplicates."""
+def inspect_dataset(
+    dataset: str | Path, root: Path | None = None, *, decode: bool = False
+) -> Inspection:
+    """Read a dataset, except for broken files, and count its samples and duplicates.
+
+    Of more than 20,000 image files, only headers are read unless `decode` is true.
+    """
     domain_set = find_dataset(dataset, root)
-    side = domain_set.modality.stored_side(IMAGE_SIZE)
-    options = ReadOptions(root or data_root(), side=side, skip_broken=True, tokens=INSPECTED_BYTES)
+    modality = domain_set.modality
+    side = modality.stored_side(IMAGE_SIZE)
+    options = ReadOptions(
+        root or data_root(),
+        side=side,
+        skip_broken=True,
+        tokens=INSPECTED_BYTES,
+        most_decoded=None if decode or not modality.resizable else MAX_DECODED,
+    )
     try:
         domains = domain_set.load(options)
     except DataError:
@@ -190,13 +212,48 @@ def inspect_dataset(dataset: str | Path, root: Path | None = None) -> Inspection
         domain_set.load(replace(options, skip_broken=False))
         raise
     counts = [domain.y.bincount(minlength=len(domain_set.classes)) for domain in domains.values()]
+    decoded = not any(_is_one_row(domain) for domain in domains.values())
     return Inspection(
         dataset=domain_set,
         domains=domains,
         counts=np.stack([row.numpy() for row in counts]),
         broken={name: why for domain in domains.values() for name, why in domain.broken.items()},
-        duplicates=_find_duplicates(domains),
+        duplicates=(_find_duplicates if decoded else _find_equal_files)(domains),
+        decoded=decoded,
     )
+
+
+def _is_one_row(domain: Domain) -> bool:
+    """Whether all samples of a domain are one row in memory, because they were not decoded."""
+    return len(domain.x) > 1 and domain.x.stride(0) == 0
+
+
+def _find_equal_files(domains: Mapping[str, Domain]) -> list[tuple[str, str]]:
+    """Pairs of equal files in different domains; the second is the first of its kind.
+
+    Whole files are read only if their sizes and beginnings are equal.
+    """
+    alike: dict[bytes, list[tuple[str, str, Path]]] = {}
+    for name, domain in domains.items():
+        for file in domain.names if domain.folder else ():
+            path = Path(domain.folder or "", file)
+            alike.setdefault(_head_digest(path), []).append((name, file, path))
+    duplicates = []
+    for group in alike.values():
+        if len({name for name, _, _ in group}) > 1:
+            first: dict[str, tuple[str, str]] = {}
+            for name, file, path in group:
+                other, equal = first.setdefault(sha256(path), (name, file))
+                if other != name:
+                    duplicates.append((file, equal))
+    return duplicates
+
+
+def _head_digest(path: Path) -> bytes:
+    with path.open("rb") as file:
+        head = file.read(HEAD_BYTES)
+        size = os.fstat(file.fileno()).st_size
+    return hashlib.blake2b(head + size.to_bytes(8, "little"), digest_size=16).digest()
 
 
 def sheet_path(out: str | Path) -> Path:
@@ -240,7 +297,7 @@ def _draw(inspection: Inspection) -> "Figure":
         for number, left in enumerate(lefts):
             index = (domain.y == number).nonzero().flatten()
             if len(index):
-                cell = modality.to_rgb(domain.x[index[0]])
+                cell = modality.to_rgb(_sample(inspection, domain, int(index[0])))
                 sheet[top : top + height, left : left + width] = cell
     tall = CELL_INCHES * len(names) * min(2.0, height / width)
     rows = [name[:18] for name in names]
@@ -255,6 +312,15 @@ def _draw(inspection: Inspection) -> "Figure":
     axes.spines[:].set_visible(False)
     figure.tight_layout(pad=0.4)
     return figure
+
+
+def _sample(inspection: Inspection, domain: Domain, index: int) -> Tensor:
+    """A sample, decoded now if only headers were read."""
+    modality = inspection.dataset.modality
+    if inspection.decoded or domain.folder is None or not isinstance(modality, FileModality):
+        return domain.x[index]
+    row = modality.decode(domain.folder / domain.names[index], modality.stored_side(IMAGE_SIZE))
+    return modality.stack([row])[0]
 
 
 def _find_duplicates(domains: Mapping[str, Domain]) -> list[tuple[str, str]]:

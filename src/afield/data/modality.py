@@ -243,6 +243,10 @@ class Modality:
         return DeployedNetwork(module, inputs.scaling, temperature)
 
 
+# A side at which files are decoded that have no header.
+HEADER_SIDE = 64
+
+
 class FileModality(Modality):
     """A modality whose samples are decoded from one file each."""
 
@@ -252,6 +256,13 @@ class FileModality(Modality):
     @abstractmethod
     def decode(self, file: Path, side: int) -> NDArray[Any]:
         """Decode a file to one row of the cache; one of `decode_errors` says what is wrong."""
+
+    def read_header(self, file: Path) -> None:
+        """Read the beginning of a file; one of `decode_errors` says what is wrong with it.
+
+        A modality without headers decodes the file.
+        """
+        self.decode(file, self.stored_side(HEADER_SIDE))
 
     @abstractmethod
     def cache_form(self, side: int) -> str:

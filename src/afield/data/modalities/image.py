@@ -78,6 +78,17 @@ class Image(FileModality):
         """Decode an image to side × side × 3."""
         return read_image(file, side)
 
+    def read_header(self, file: Path) -> None:
+        """Check the format and the size of an image."""
+        try:
+            width, height = image_size(file)
+        except (*IMAGE_ERRORS, MemoryError):
+            raise
+        except Exception as error:
+            raise ValueError(f"broken: {error or type(error).__name__}") from error
+        if min(width, height) < MIN_SIDE:
+            raise ValueError(f"{width} × {height} pixels, too small for an image")
+
     def decode_cell(self, cell: object, side: int) -> NDArray[Any]:
         """Decode the bytes of an image in a cell of a table."""
         content = cell.get("bytes") if isinstance(cell, Mapping) else cell

@@ -22,7 +22,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from afield.data.cache import contents_digest, decode_files
+from afield.data.cache import DecodedFiles, contents_digest, decode_files
 from afield.data.domains import Domain, DomainSet, Reader, ReadOptions
 from afield.data.listing import Entry, once, scan_folder
 from afield.data.modalities.image import Image
@@ -30,6 +30,7 @@ from afield.data.modalities.text import Text
 from afield.data.modality import FileModality, modality_of_file
 from afield.errors import DataError
 from afield.files import read_text
+from afield.progress import track
 
 # Created by operating systems; hidden files are ignored as well.
 IGNORED_NAMES = ("thumbs.db", "desktop.ini", "__macosx")
@@ -270,16 +271,24 @@ def read_files(
     """
     side = options.side or modality.stored_side(64)
     modality = modality.with_tokens(options.tokenizer, options.tokens)
+    paths = _paths(files)
     with modality.decoding():
-        decoded = decode_files(
-            root,
-            _paths(files),
-            decode or partial(modality.decode, side=side),
-            description=modality.cache_form(side) + selection,
-            like=modality.empty_row(side),
-            decode_errors=modality.decode_errors,
-            stated=stated,
-        )
+        if (
+            decode is None
+            and options.most_decoded is not None
+            and len(paths) > options.most_decoded
+        ):
+            decoded = _read_headers(root, paths, modality, modality.empty_row(side))
+        else:
+            decoded = decode_files(
+                root,
+                paths,
+                decode or partial(modality.decode, side=side),
+                description=modality.cache_form(side) + selection,
+                like=modality.empty_row(side),
+                decode_errors=modality.decode_errors,
+                stated=stated,
+            )
     reasons = {file: _strip_path(reason, file) for file, reason in decoded.broken.items()}
     if reasons and not options.skip_broken:
         raise DataError(_describe_broken(root, reasons, modality))
@@ -297,6 +306,20 @@ def read_files(
         domains[name] = replace(domain, truncated=cut, folder=folder)
         start += len(good)
     return domains
+
+
+def _read_headers(
+    root: Path, paths: Sequence[Path], modality: FileModality, like: NDArray[Any]
+) -> DecodedFiles:
+    """Which files are broken, from their headers; all rows are one row of zeros in memory."""
+    broken = {}
+    for path in track(paths, f"reading headers of {root.name}", len(paths)):
+        try:
+            modality.read_header(path)
+        except modality.decode_errors as error:
+            broken[path] = (str(error).splitlines() or ["unreadable"])[0]
+    row = torch.zeros_like(torch.from_numpy(like))
+    return DecodedFiles(row.expand(len(paths) - len(broken), *like.shape), broken)
 
 
 def _paths(files: DomainFiles) -> list[Path]:
