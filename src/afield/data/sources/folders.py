@@ -36,7 +36,7 @@ from afield.progress import track
 IGNORED_NAMES = ("thumbs.db", "desktop.ini", "__macosx")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class LabeledFile:
     """A file, the index of its class, and whether it is on a test list; None without lists.
 
