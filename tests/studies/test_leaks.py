@@ -49,12 +49,15 @@ class Kind:
     settings: Mapping[str, Any] = field(default_factory=dict)
     finetune: bool | None = None
     adapt: str = ""
+    method: str = "erm"
 
 
 def train(kind: Kind, data: str | Path, store: Store) -> Outcome:
     """Train on all domains but the target; if asked for, adapt the model to every domain."""
     settings = {"steps": 6, "every": 2, "batch": 6, **kind.settings}
-    run = plan_run(data, "erm", target=kind.target, settings=settings, finetune=kind.finetune)
+    if kind.method != "erm":
+        settings = dict(kind.settings)
+    run = plan_run(data, kind.method, target=kind.target, settings=settings, finetune=kind.finetune)
     record = execute(run, store)
     (adapted,) = adapted_runs([run], [kind.adapt]) if kind.adapt else [run]
     last = execute(adapted, store)
@@ -72,7 +75,7 @@ def train(kind: Kind, data: str | Path, store: Store) -> Outcome:
         {name: value.numpy() for name, value in read_run_weights(store.folder(run)).items()},
         {name: value for name, value in inputs.items() if name not in ("run", "columns")},
         scores,
-        results.picks("sources")["erm"][0][kind.target].step,
+        results.picks("sources")[kind.method][0][kind.target].step,
     )
 
 
@@ -363,6 +366,14 @@ WILDS = {
 # A smaller choice where the path of the data is the same and only what is done with it differs.
 SOME = {name: IMAGES[name] for name in ("other pixels", "labels", "fewer files")}
 WITH_BATCHNORM = {"backbone": "small:resnet_2block", "size": 8, "steps": 2}
+# Classical methods, with few trees.
+FEW: dict[str, dict[str, Any]] = {
+    "logistic": {},
+    "extra_trees": {"extra_trees.trees": 5},
+    "boosted_trees": {"boosted_trees.rounds": 3},
+    "svm": {},
+    "nearest": {},
+}
 KINDS = {
     "table": Kind(write_patients, CELLS, settings={"steps": 20}),
     "table with lists": Kind(write_split_patients, LISTS),
@@ -373,6 +384,17 @@ KINDS = {
     "arrays": Kind(write_arrays, ARRAYS),
     "audio": Kind(write_audio, AUDIO),
     "wilds": Kind(write_traps, WILDS, "test", FROM_PIXELS),
+    **{
+        f"table, {method}": Kind(write_patients, CELLS, settings=few, method=method)
+        for method, few in FEW.items()
+    },
+    "bag of words, logistic": Kind(write_texts, TEXTS, "hotels", method="logistic"),
+    "bag of words, trees": Kind(
+        write_texts, TEXTS, "hotels", FEW["extra_trees"], method="extra_trees"
+    ),
+    "images, logistic": Kind(write_images, IMAGES, settings=FROM_PIXELS, method="logistic"),
+    "arrays, svm": Kind(write_arrays, ARRAYS, method="svm"),
+    "audio, nearest": Kind(write_audio, AUDIO, method="nearest"),
     **{
         adaptation: Kind(write_images, SOME, settings=WITH_BATCHNORM, adapt=adaptation)
         for adaptation in ("batch_norm", "t3a", "tent")

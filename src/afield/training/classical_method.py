@@ -158,7 +158,7 @@ def rounded_down(values: NDArray[np.float64]) -> NDArray[np.float32]:
     >>> rounded_down(np.array([0.1, 0.5])) <= np.array([0.1, 0.5])
     array([ True,  True])
     """
-    limit = np.finfo(np.float32).max
+    limit = np.finfo(np.float32).max / 2
     clipped = np.clip(values, -limit, limit)
     nearest: NDArray[np.float32] = clipped.astype(np.float32)
     below = np.nextafter(nearest, np.float32(-np.inf))
