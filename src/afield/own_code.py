@@ -32,6 +32,11 @@ IDEAS = {
     "datasets": "afield.data.domains:DomainSet",
     "merges": "",
 }
+# What makes code of an object that was passed in Python.
+PAYLOADS = {
+    "backbones": "afield.networks.own_network:own_backbone",
+    "methods": "afield.training.own_classifier:own_classifier",
+}
 # The kind of code that each option of a command or function may name.
 OPTIONS = {
     **dict.fromkeys(("method", "methods", "expert_method"), "methods"),
@@ -171,7 +176,7 @@ def restore(codes: Iterable[Code]) -> None:
         if code.source:
             value = _object(_run(code.name, code.origin, code.source), code.kind, code.origin)
         elif code.payload is not None:
-            value = _imported("afield.networks.own_network:own_backbone")(code.payload)
+            value = _imported(PAYLOADS[code.kind])(code.payload)
         else:
             value = _imported(code.origin)
         _keep(code, value)
@@ -192,9 +197,10 @@ def _keep(code: Code, value: Any) -> str:
         value = _imported("afield.networks.own_network:own_backbone")(value)
     if not code.name.isidentifier() or code.name in RESERVED:
         raise SpecError(f"{code.origin}: {code.name!r} cannot be a name; rename the file or object")
-    from afield.registry import builtin_names
+    from afield.registry import CLASSICAL, builtin_names
 
-    if code.name in builtin_names(code.kind):
+    alike = [code.kind, CLASSICAL] if code.kind == "methods" else [code.kind]
+    if any(code.name in builtin_names(kind) for kind in alike):
         raise SpecError(
             f"{code.origin}: {code.name!r} is already a name of afield's {code.kind}; rename it"
         )

@@ -72,12 +72,14 @@ def builtin_names(kind: str) -> list[str]:
 def is_classical(name: str) -> bool:
     """Whether a method is a classical one, such as ``logistic``."""
     built_in = name in _file_names(CLASSICAL) or name in _entry_points(CLASSICAL)
-    return built_in or name in own_code.names(CLASSICAL)
+    is_own = name in own_code.names("methods")
+    return built_in or (is_own and bool(own_code.find("methods", name).is_classical))
 
 
 def _home(kind: str, name: str) -> str:
     """The kind in whose folder a name is: that of classical methods for some methods."""
-    return CLASSICAL if kind == "methods" and is_classical(name) else kind
+    is_own = name in own_code.names(kind)
+    return CLASSICAL if kind == "methods" and not is_own and is_classical(name) else kind
 
 
 def find(kind: str, name: str) -> Any:

@@ -61,7 +61,7 @@ def test_a_folder_has_all_that_other_folders_have_and_nothing_pickled(name, mode
     assert name in (folder / "README.md").read_text()
     domain = find_dataset("spirals").load()["turn20"]
     names = np.array(model.classes)[domain.y.numpy()]
-    assert model.evaluate((domain.x.numpy(), names)).accuracy > 0.5
+    assert model.evaluate((domain.x.numpy(), names)).overall.accuracy > 0.5
     assert len(model.held_out) == 4
 
 

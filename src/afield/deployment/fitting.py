@@ -67,6 +67,7 @@ from afield.studies.features import use_features
 from afield.studies.planning import adapted_runs, method_runs, training_runs
 from afield.studies.protocol import Protocol
 from afield.studies.settings import check_settings, settings_of
+from afield.training.own_classifier import check_stored
 
 log = logging.getLogger(__name__)
 
@@ -412,19 +413,16 @@ def fit(
         The test-time adaptation that the model is meant for; the estimate is then that of adapted
         models, and ``afield predict`` adapts. With ``best``, ``none`` leaves adapted models out.
     ensemble
-        The number of trainings, with other seeds, whose mean prediction is the model; each of the
-        held-out domains is then predicted by as many.
+        The number of trainings, with other seeds, whose mean prediction is the model.
     estimate
-        Whether to hold out domains, to estimate the accuracy on unseen domains and to calibrate
-        confidences for them.
+        Whether to hold out domains, to estimate the accuracy and calibrate confidences.
     trials
         How often to hold out each domain; further trials in the store are used as well.
     hold_out
         The share of the domains to hold out at once. 0 means each domain in turn, or a quarter of
         the domains if there are more than twelve.
     held_out
-        Whether to keep the outputs for held-out domains in the folder (logits, labels and
-        distances, without names or inputs), which `estimate` needs.
+        Whether to keep logits, labels and distances of held-out domains, which `estimate` needs.
     license
         The license of the model, for its card.
     overwrite
@@ -443,6 +441,7 @@ def fit(
     """
     path = Path(out).expanduser()
     check_output_folder(path, overwrite=overwrite)
+    check_stored(method)
     words = {"dataset": str(dataset), "method": method, "average": average}
     dataset, method, average = own_code.accept(words).values()
     opened = open_store(store)
@@ -460,6 +459,7 @@ def fit(
         ensemble,
     )
     plan = plan_fit(request, opened)
+    check_stored(plan.run.method)
     options: dict[str, Any] = {"threads": threads, "device": device}
     # Before anything is trained: its weights may be missing.
     encoder = build_encoder(find_dataset(plan.run.dataset))

@@ -29,7 +29,7 @@ def fit_classical(work: TrainingState) -> nn.Module:
     if not isinstance(method, ClassicalMethod):
         raise SpecError(f"{work.run.key}: {work.run.method} is no classical method")
     matrix = training_matrix(work)
-    model.get_submodule("head").load_state_dict(method.fit(matrix))
+    method.fit_head(model, matrix)
     return model.to(work.machine.device).eval()
 
 

@@ -51,6 +51,12 @@ from afield.studies.benchmark import Benchmark
 from afield.studies.commands import benchmark_command
 from afield.studies.planning import plan_runs, plan_training
 from afield.training.method import Method
+from afield.training.own_classifier import (
+    classifier_name,
+    classifier_source,
+    is_classifier,
+    own_classifier,
+)
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -181,8 +187,15 @@ def _method_name(method: Any, settings: dict[str, Any]) -> str:
     if isinstance(method, str):
         return method
     kind = method if isinstance(method, type) else type(method)
+    if not issubclass(kind, Method) and is_classifier(method):
+        made = method() if isinstance(method, type) else method
+        name, source = classifier_name(made), classifier_source(made)
+        return own_code.register("methods", name, own_classifier(made), source=source, payload=made)
     if not issubclass(kind, Method):
-        raise SpecError(f"methods: {kind.__name__} is no Method; extend afield.training.Method")
+        raise SpecError(
+            f"methods: {kind.__name__} is neither a Method nor a classifier of scikit-learn; "
+            "extend afield.training.Method"
+        )
     name = _registered_name(kind)
     if isinstance(method, Method) and is_dataclass(method):
         usual = defaults(kind)
@@ -194,7 +207,7 @@ def _method_name(method: Any, settings: dict[str, Any]) -> str:
 
 
 def _registered_name(kind: type[Method]) -> str:
-    for name in registry.builtin_names("methods"):
+    for name in (*registry.builtin_names("methods"), *registry.builtin_names(registry.CLASSICAL)):
         if kind.__module__.rpartition(".")[2] == name and registry.find("methods", name) is kind:
             return name
     return own_code.register("methods", kind.__name__, kind, source=_source(kind))

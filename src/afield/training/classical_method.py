@@ -36,7 +36,7 @@ MAX_MATRIX_NUMBERS = 2**28
 # How far the score of a class without samples lies below those of the other classes.
 ABSENT_CLASS_MARGIN = 20.0
 # N-grams that methods which need a matrix without zeros take of texts, by their chi² statistic.
-MAX_TEXT_COLUMNS = 1000
+MAX_TEXT_COLUMNS = 500
 
 
 @dataclass(frozen=True)
@@ -86,9 +86,12 @@ class ClassicalMethod(Method):
     """A classifier that is fitted once; it overrides `classifier` and `arrays`.
 
     `head` is the class of the head that predicts; without one, it is a linear layer, with the
-    arrays weight and bias. `package` is the distribution of the classifier.
+    arrays weight and bias. `package` is the distribution of the classifier. `is_stored` is false if
+    there are no arrays, and hence no model.
     """
 
+    is_classical: ClassVar[bool] = True
+    is_stored: ClassVar[bool] = True
     head: ClassVar[type[FittedHead] | None] = None
     package: ClassVar[str] = "scikit-learn"
 
@@ -113,13 +116,21 @@ class ClassicalMethod(Method):
     def arrays(self, matrix: TrainingMatrix) -> Arrays:
         """Fit the classifier, and return the arrays of the head."""
 
-    def fit(self, matrix: TrainingMatrix) -> dict[str, Tensor]:
-        """The arrays of the head, fitted to a matrix."""
+    def check_classes(self, matrix: TrainingMatrix) -> None:
+        """Refuse a matrix with one class."""
         if len(np.unique(matrix.y)) < 2:
             raise SpecError(
                 f"{self.name}: the sources have samples of one class only; give sources with two "
                 "classes or more"
             )
+
+    def fit_head(self, model: nn.Module, matrix: TrainingMatrix) -> None:
+        """Give a network the head that is fitted to a matrix."""
+        model.get_submodule("head").load_state_dict(self.fit(matrix))
+
+    def fit(self, matrix: TrainingMatrix) -> dict[str, Tensor]:
+        """The arrays of the head, fitted to a matrix."""
+        self.check_classes(matrix)
         with fitting(matrix.threads):
             arrays = self.arrays(matrix)
         return {name: torch.from_numpy(np.array(array)) for name, array in arrays.items()}

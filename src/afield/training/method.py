@@ -39,6 +39,7 @@ class Method:
     depend on other unlabelled samples of the same domain. `may_refuse_network` is true if `setup`
     raises `SpecError` for some kinds of networks, which is then checked before anything is trained.
     `mixes_inputs` is true if inputs are mixed, which token ids of texts do not allow.
+    `is_classical` is true if the method is fitted once, without steps (`ClassicalMethod`).
     `array_backbone` is the network on arrays, if none is given and the dataset's own would do no
     good; empty means the dataset's own.
     """
@@ -49,6 +50,7 @@ class Method:
     predicts_from_batches: ClassVar[bool] = False
     may_refuse_network: ClassVar[bool] = False
     mixes_inputs: ClassVar[bool] = False
+    is_classical: ClassVar[bool] = False
 
     @property
     def name(self) -> str:
