@@ -12,7 +12,13 @@ from afield.data.lookup import find_dataset
 from afield.deployment.fitting import fit
 from afield.deployment.model import load
 from afield.deployment.model_folder import read_description
-from afield.deployment.refitting import Comparison, join_data, read_recipe, refit
+from afield.deployment.refitting import (
+    Comparison,
+    join_data,
+    label_column,
+    read_recipe,
+    refit,
+)
 from afield.errors import SpecError
 
 SETTINGS = {"steps": 6, "every": 3}
@@ -99,6 +105,8 @@ def test_rows_of_tables_are_joined(tmp_path):
     old = fit(spec, "erm", tmp_path / "old", store=tmp_path / "runs", settings=SETTINGS)
     labelled = pd.read_csv(tmp_path / "new.csv").rename(columns={"ill": "label"})
     labelled.drop(columns="clinic").to_csv(tmp_path / "labels.csv", index=False)
+    assert label_column(find_dataset(spec), tmp_path / "labels.csv") == ""
+    assert label_column(find_dataset(spec), tmp_path / "new.csv") == "ill"
     place = join_data(
         find_dataset(spec), old, "c", tmp_path / "labels.csv", tmp_path / "new", overwrite=False
     )

@@ -114,8 +114,11 @@ def refit(
     request = read_recipe(old.about, str(dataset))
     request = replace(request, settings={**(request.settings or {}), **(settings or {})})
     name, data = add
-    before = evaluate(old.adapted() if old.about.adaptation else old, data).overall.accuracy
-    joined = join_data(find_dataset(dataset), old, name, data, path, overwrite=overwrite)
+    found = find_dataset(dataset)
+    label = label_column(found, data)
+    deployed = old.adapted() if old.about.adaptation else old
+    before = evaluate(deployed, data, label=label).overall.accuracy
+    joined = join_data(found, old, name, data, path, overwrite=overwrite)
     request = replace(request, dataset=joined)
     model = fit(
         joined,
@@ -191,6 +194,13 @@ def _read_options(words: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any],
     return options, settings, finetune
 
 
+def label_column(dataset: DomainSet, data: str | Path) -> str:
+    """The column of labels of the data, if the table of the new domain has it too; or empty."""
+    label = split_spec(dataset.spec)[1].label
+    path = Path(data).expanduser()
+    return label if label and is_table(path) and label in read_frame(path).columns else ""
+
+
 def join_data(
     dataset: DomainSet, old: Model, name: str, data: str | Path, out: Path, *, overwrite: bool
 ) -> str:
@@ -201,7 +211,7 @@ def join_data(
             if name in dataset.domains
             else f"--add {name}=…: not a name of a domain"
         )
-    samples = read_labelled(data, old.about.inputs)
+    samples = read_labelled(data, old.about.inputs, label=label_column(dataset, data))
     origin, choice = split_spec(dataset.spec)
     place = out.absolute()
     if is_table(Path(origin)):
