@@ -42,14 +42,16 @@ def test_neighbors_are_the_nearest_training_samples(fitted):
     rows = torch.nn.functional.normalize(features[:4], dim=1)
     distances = (rows[:, None] - strangeness.bank.float()).norm(dim=2).sort(dim=1).values
     expected = distances[:, NEIGHBOR - 1]
-    assert strangeness.farness(features[:4]).tolist() == pytest.approx(expected.tolist(), abs=1e-5)
-    assert strangeness.choose("gen", keep_samples=False).farness(features) is None
+    chosen = strangeness.choose("neighbors")
+    values = chosen(features[:4], torch.zeros(4, 3))
+    assert values.tolist() == pytest.approx(expected.tolist(), abs=1e-5)
+    assert strangeness.choose("gen").bank is None
 
 
 @pytest.mark.parametrize("kind", SCORES)
 def test_a_score_survives_its_file_and_needs_no_more_than_it(fitted, kind):
     strangeness, features, _ = fitted
-    chosen = strangeness.choose(kind, keep_samples=kind == "neighbors")
+    chosen = strangeness.choose(kind)
     logits = torch.randn(len(features), 3)
     again = Strangeness.from_tensors(chosen.tensors(), kind)
     expected = strangeness.all_scores(features, logits)[kind]

@@ -54,8 +54,8 @@ def predict(
             max=1.0,
             metavar="SHARE",
             help="Add a column that marks predictions a person should check: the least confident "
-            "ones, and those that are farther from the training samples than 99 % of the held-out "
-            "samples. The threshold marks this share of the samples of held-out domains, e.g. 0.1; "
+            "ones, and samples farther from the training data than every held-out sample. The "
+            "threshold marks this share of the samples of held-out domains, e.g. 0.1; "
             "on harder data it marks more.",
         ),
     ] = None,

@@ -21,7 +21,7 @@ from afield.deployment.distances import MAHALANOBIS
 from afield.deployment.held_out import DomainOutputs
 from afield.deployment.model_folder import Calibration, Estimate
 from afield.deployment.prediction_sets import conformity
-from afield.deployment.strangeness import FAR_QUANTILE, NEIGHBORS, Strangeness
+from afield.deployment.strangeness import NEIGHBORS, Strangeness
 from afield.errors import DataError
 from afield.networks.ensemble import capture_votes
 from afield.networks.features import capture_features
@@ -156,7 +156,6 @@ def calibrate(
         score=score,
         strangeness=balanced_quantiles([test.scores[score] for test in tests]),
         score_auroc={kind: _mean(values.values()) for kind, values in aurocs.items() if values},
-        far=_far([test.scores[NEIGHBORS] for test in tests]) if keep_samples else None,
         conformity={
             name: conformity(each.probabilities(temperature), each.labels)
             for name, each in held_out.items()
@@ -192,12 +191,6 @@ def _best_score(aurocs: Mapping[str, Mapping[str, float]]) -> str:
     """The score that warns best of wrong predictions; the first one if nothing tells them apart."""
     means = {kind: _mean(values.values()) for kind, values in aurocs.items() if values}
     return max(means, key=lambda kind: means[kind]) if means else MAHALANOBIS
-
-
-def _far(distances: Sequence[NDArray[np.float64]]) -> float:
-    """The distance to the neighbors beyond which a sample is too far away."""
-    quantiles = balanced_quantiles(distances)
-    return float(np.interp(FAR_QUANTILE, np.linspace(0, 1, len(quantiles)), quantiles))
 
 
 def _domain_outputs(finished: FinishedRun, name: str, fitted: Strangeness) -> DomainOutputs:

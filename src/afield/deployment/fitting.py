@@ -480,7 +480,7 @@ def fit(
         here |= {"classes": classes, "keep_samples": held_out}
         calibration, outputs = calibrate(folders, **here) if folders else (None, [])
         score = calibration.score if calibration else MAHALANOBIS
-        strangeness = strangeness.choose(score, keep_samples=held_out and bool(calibration))
+        strangeness = strangeness.choose(score)
     described, network = describe_model(finished, opened.folder(plan.run)), finished.model
     if encoder is not None:
         origin = str(find_dataset(plan.run.dataset).provenance.get("dataset", ""))

@@ -426,9 +426,6 @@ class Model:
             return distances.tolist(), unknown, unknown, [False] * len(features)
         ranks = percentile_ranks(distances, calibration.distances)
         too_far = ranks >= OUT_OF_RANGE_PERCENTILE
-        farness = self.strangeness.farness(features)
-        if farness is not None and calibration.far is not None:
-            too_far |= (farness > calibration.far).numpy()
         strange: list[Any] = unknown
         if calibration.strangeness:
             scores = self.strangeness(features, logits).double().numpy()

@@ -268,12 +268,8 @@ def _chosen_score(calibration: Calibration) -> str:
             f"{SCORE_TEXTS[calibration.score]}; of several scores, it told them apart best "
             f"({values})."
         )
-    if calibration.far is not None:
-        text += (
-            " `--abstain` also marks samples that are farther from the nearest training samples "
-            "than 99 % of the left-out samples; for this, the folder has the features of up to "
-            "1,000 training samples."
-        )
+    if calibration.score == "neighbors":
+        text += " For this, the folder has the features of up to 1,000 training samples."
     return text
 
 

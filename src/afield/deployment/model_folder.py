@@ -184,9 +184,7 @@ class Calibration:
     `confidence_auroc` and `distance_auroc` have the AUROC with which a low confidence, or a large
     distance, tells wrong predictions from right ones, for each held-out domain that has both.
     `score` is the score of strangeness that was chosen (see `strangeness`), `strangeness` has its
-    quantiles, and `score_auroc` the mean of this AUROC for each score. `far` is the distance to the
-    nearest training samples above which a sample is too far away, whatever its confidence.
-    `conformity` has, for each held-out domain, the quantiles with which prediction sets are made.
+    quantiles, and `score_auroc` the mean of this AUROC for each score. `conformity` has, for each held-out domain, the quantiles with which prediction sets are made.
     """
 
     temperature: float
@@ -201,7 +199,6 @@ class Calibration:
     score: str = MAHALANOBIS
     strangeness: tuple[float, ...] = ()
     score_auroc: Mapping[str, float] = field(default_factory=dict)
-    far: float | None = None
     conformity: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

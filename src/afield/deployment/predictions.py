@@ -38,7 +38,7 @@ class Prediction:
     """The prediction for one sample, or the `error` if the sample could not be read.
 
     `distance`, `percentile` and `strangeness` are None if the model folder does not have them.
-    `too_far` is whether the sample is farther from the training samples than held-out ones.
+    `too_far` is whether the sample is farther from the training data than every held-out one.
     """
 
     file: str
@@ -59,8 +59,8 @@ class Columns:
     `threshold` adds the column abstain, and `classes` a column of probabilities for each class.
     `sets` are the names of all classes and the two thresholds of prediction sets, which add the
     columns set and set_worst.
-    Abstain if the confidence is below the threshold, or if the sample is too far from the training
-    samples (`strangeness`).
+    Abstain if the confidence is below the threshold, or if the sample is farther from the training
+    data than every held-out one: confidences were never tested there.
     """
 
     threshold: float | None = None

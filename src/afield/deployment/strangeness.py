@@ -10,12 +10,7 @@
 
 All are larger for stranger samples. `fit` chooses the score with the largest AUROC for "the
 prediction is wrong" on held-out domains, averaged over these. The nearest neighbors need features
-of training samples, which the model folder then holds.
-
-A sample is too far away, whatever its confidence, if its distance to the neighbors is above the
-99th percentile of held-out samples, or if its Mahalanobis distance is above that of all of them.
-The first rule fires on real domains, where it finds about as many mistakes as the same number of
-least confident samples (docs/deployment.md); the second one fires on data that are far from all.
+of training samples, which the model folder then holds (and only then).
 """
 
 from collections.abc import Callable, Mapping
@@ -31,8 +26,6 @@ from afield.seeds import derive_seed
 
 # Training samples that are kept for the nearest neighbors, and which of them counts.
 BANK_SIZE, NEIGHBOR = 1000, 10
-# The quantile of the distances to the neighbors beyond which a sample is too far away.
-FAR_QUANTILE = 0.99
 # Settings of GEN, as in the paper.
 GAMMA, GEN_CLASSES = 0.1, 100
 # Of tensors in the file of distances.
@@ -60,15 +53,11 @@ class Strangeness:
             F.normalize(features[rows].float().cpu(), dim=1).half(),
         )
 
-    def choose(self, kind: str, *, keep_samples: bool = True) -> "Strangeness":
-        """The same with one score, and only what it needs; perhaps without features of samples."""
+    def choose(self, kind: str) -> "Strangeness":
+        """The same with one score, and only what it needs."""
         background = self.background if kind == "relative" else None
-        bank = self.bank if keep_samples else None
+        bank = self.bank if kind == NEIGHBORS else None
         return replace(self, kind=kind, background=background, bank=bank)
-
-    def farness(self, features: Tensor) -> Tensor | None:
-        """The distance of every sample to its neighbors; None if none are kept."""
-        return None if self.bank is None else _neighbors(self, features, features)
 
     def __call__(self, features: Tensor, logits: Tensor) -> Tensor:
         """The strangeness of every sample."""
