@@ -184,7 +184,8 @@ class Calibration:
     `confidence_auroc` and `distance_auroc` have the AUROC with which a low confidence, or a large
     distance, tells wrong predictions from right ones, for each held-out domain that has both.
     `score` is the score of strangeness that was chosen (see `strangeness`), `strangeness` has its
-    quantiles, and `score_auroc` the mean of this AUROC for each score. `conformity` has, for each held-out domain, the quantiles with which prediction sets are made.
+    quantiles, and `score_auroc` the mean of this AUROC for each score. `conformity` has,
+    for each held-out domain, the quantiles with which prediction sets are made.
     """
 
     temperature: float
