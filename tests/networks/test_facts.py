@@ -8,6 +8,7 @@ from afield.networks.cost import network_cost
 from afield.networks.facts import (
     LEVELS,
     REGISTER,
+    SWAG_NETWORKS,
     find_registered,
     network_facts,
     networks_of_level,
@@ -104,4 +105,17 @@ def test_the_sentence_names_networks_of_the_same_data_together_and_warns_of_web_
     )
     unknown = pretraining_sentence(["timm:mobilenetv5_300m.gemma3n"])
     assert "unknown data" in unknown
-    assert "not known either" in unknown
+    assert "differ in what they have seen" in pretraining_sentence([lites[0], clip])
+    assert "differ" not in sentence
+
+
+def test_the_data_of_torchvisions_default_weights_are_those_that_their_names_state():
+    import torchvision
+    from torchvision.models import get_model_weights, list_models
+
+    swag = [
+        name
+        for name in list_models(module=torchvision.models)
+        if "SWAG" in str(get_model_weights(name).DEFAULT)
+    ]
+    assert sorted(swag) == sorted(SWAG_NETWORKS)

@@ -33,8 +33,8 @@ from afield.progress import report_progress_to
 from afield.runs.runner import execute
 from afield.runs.store import Store
 from afield.seeds import derive_seed
+from afield.studies import feature_cache
 from afield.studies import features as embedding
-from afield.studies import features as partial_features
 from afield.studies.benchmark import make_benchmark
 from afield.studies.benchmarking import train
 from afield.studies.features import embed, use_features
@@ -45,6 +45,12 @@ from tests.texts import reviews, write_encoder, write_reviews, write_text_tree
 
 NET, SIZE = "test_resnet", 32
 TINY = {"backbone": f"timm:{NET}", "weights": "none", "size": SIZE}
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path_factory, monkeypatch):
+    """Features of other tests are not known."""
+    monkeypatch.setenv("AFIELD_CACHE", str(tmp_path_factory.mktemp("cache")))
 
 
 @pytest.fixture
@@ -140,9 +146,10 @@ def test_the_file_is_a_dataset_like_any_other_with_or_without_its_suffix(folder,
     assert domains["zoé"].names[0] == "zoé/cup/0.png"
 
 
-def test_the_same_features_come_out_twice_even_of_random_weights(folder, tmp_path):
+def test_the_same_features_come_out_twice_even_of_random_weights(folder, tmp_path, monkeypatch):
     first = embed(folder, tmp_path / "first.npz", **TINY)
     torch.manual_seed(1)
+    monkeypatch.setenv("AFIELD_CACHE", str(tmp_path / "other cache"))
     second = embed(folder, tmp_path / "second.npz", **TINY)
     assert first.read_bytes() == second.read_bytes()
 
@@ -276,7 +283,8 @@ def test_a_file_that_does_not_say_its_network_in_full_has_none():
 def test_an_interrupted_embedding_continues_where_it_stopped(folder, tmp_path, monkeypatch):
     whole = embed(folder, tmp_path / "whole", **TINY).read_bytes()
     monkeypatch.setattr(embedding, "CHUNK", 5)
-    monkeypatch.setattr(partial_features, "SAVE_SECONDS", 0.0)
+    monkeypatch.setattr(feature_cache, "SAVE_SECONDS", 0.0)
+    monkeypatch.setenv("AFIELD_CACHE", str(tmp_path / "other cache"))
     seen = []
 
     @contextmanager
@@ -293,11 +301,89 @@ def test_an_interrupted_embedding_continues_where_it_stopped(folder, tmp_path, m
         with pytest.raises(KeyboardInterrupt):
             embed(folder, tmp_path / "emb", **TINY)
         path = embed(folder, tmp_path / "emb", **TINY)
-    assert seen == [5, 10, 10, 12]
+    assert seen == [5, 10, 12]
     np.testing.assert_allclose(
         np.load(path)["X"], np.load(io.BytesIO(whole))["X"], rtol=1e-4, atol=1e-6
     )
-    assert not list(cache_root().glob("embedding-*"))
+    # Files of the first call stay; those of the second are one.
+    assert len(list(cache_root().glob("feature-samples/*/*.npz"))) == 3
+
+
+@contextmanager
+def counted(monkeypatch):
+    """The numbers of samples whose features are added to the cache."""
+    counts, add = [], feature_cache.FeatureCache.add
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            feature_cache.FeatureCache,
+            "add",
+            lambda cache, keys, rows: counts.append(len(keys)) or add(cache, keys, rows),
+        )
+        yield counts
+
+
+def test_only_the_features_of_new_files_are_computed(folder, tmp_path, monkeypatch):
+    for listed in folder.glob("*.txt"):
+        listed.unlink()
+    with counted(monkeypatch) as computed:
+        first = np.load(embed(folder, tmp_path / "first", **TINY))
+        assert sum(computed) == 12
+        for number in range(3):
+            path = folder / "zoé" / "pot" / f"new {number}.png"
+            Image.new("RGB", (30, 40), (10 * number, 0, 0)).save(path)
+        more = np.load(embed(folder, tmp_path / "more", **TINY))
+        assert sum(computed) == 12 + 3
+        (folder / "zoé" / "pot" / "1.png").write_bytes(b"no picture")
+        fewer = np.load(embed(folder, tmp_path / "fewer", skip_broken=True, **TINY))
+        assert sum(computed) == 12 + 3
+    for other in (more, fewer):
+        for name, row in zip(first["names"], first["X"], strict=True):
+            (place,) = (other["names"] == name).nonzero()
+            if len(place):
+                assert np.array_equal(other["X"][place[0]], row)
+    assert len(fewer["X"]) == 14
+
+
+def test_features_have_the_same_bits_in_any_company(folder, tmp_path, monkeypatch):
+    whole = np.load(embed(folder, tmp_path / "whole", **TINY))
+    bits = dict(zip(whole["names"].tolist(), whole["X"], strict=True))
+    for number in range(2):
+        monkeypatch.setenv("AFIELD_CACHE", str(tmp_path / f"cache {number}"))
+        alone = folder / "zoé" / "cup" / f"{number}.png"
+        one = np.load(embed(alone, tmp_path / f"one {number}", **TINY))
+        assert np.array_equal(one["X"][0], bits[f"zoé/cup/{number}.png"])
+
+
+def test_a_damaged_file_of_the_cache_costs_only_time(folder, tmp_path):
+    before = embed(folder, tmp_path / "before", **TINY).read_bytes()
+    for path in cache_root().glob("feature-samples/*/*.npz"):
+        path.write_bytes(path.read_bytes()[:-100])
+    assert embed(folder, tmp_path / "after", **TINY).read_bytes() == before
+
+
+@pytest.mark.data
+@pytest.mark.slow
+def test_a_bench_after_adding_a_class_of_a_domain_computes_the_new_features_only(
+    tmp_path, monkeypatch
+):
+    pictures = data_root() / "pacs_mini"
+    if not pictures.is_dir():
+        pytest.skip(f"no {pictures}; AFIELD_DATA names the folder with it")
+    root = tmp_path / "pacs"
+    folders = sorted(pictures.glob("*/*"))
+    left_out = pictures / "sketch" / "horse"
+    for folder in folders:
+        (root / folder.parent.name).mkdir(parents=True, exist_ok=True)
+        if folder != left_out:
+            (root / folder.parent.name / folder.name).symlink_to(folder)
+    settings = {"backbone": f"timm:{NET}", "weights": "none", "size": 32, "tune": "frozen"}
+    bench = make_benchmark(root, "erm", trials=1, settings={**settings, "steps": 2})
+    with counted(monkeypatch) as computed:
+        bench.runs()
+        assert sum(computed) == 48 * (len(folders) - 1)
+        (root / "sketch" / "horse").symlink_to(left_out)
+        bench.runs()
+    assert sum(computed) == 48 * len(folders)
 
 
 def test_files_without_labels_give_features_and_names(folder, tmp_path):
@@ -515,30 +601,23 @@ def test_a_killed_process_continues_and_gives_the_same_bytes(tmp_path, encoder, 
     path = write_reviews(tmp_path, reviews(40))
     whole = embed(path, tmp_path / "whole", backbone=f"hf:{encoder}")
     script = (
-        "import os, signal, sys\n"
-        "from afield.studies.features import embed\n"
-        "from afield.studies import features as pieces\n"
-        "pieces.SAVE_SECONDS, write = 0.0, pieces._write_piece\n"
-        "def die(folder, start, piece):\n"
-        "    write(folder, start, piece)\n"
-        "    if start: os.kill(os.getpid(), signal.SIGKILL)\n"
-        "pieces._write_piece = die\n"
-        f"embed({str(path)!r}, {str(tmp_path / 'cut')!r}, backbone={f'hf:{encoder}'!r})\n"
+        "import os, signal\n"
+        "from afield.studies import feature_cache, features\n"
+        "feature_cache.SAVE_SECONDS, write = 0.0, feature_cache.FeatureCache._write\n"
+        "def die(cache):\n"
+        "    write(cache)\n"
+        "    if len(cache._written) == 2: os.kill(os.getpid(), signal.SIGKILL)\n"
+        "feature_cache.FeatureCache._write = die\n"
+        f"features.embed({str(path)!r}, {str(tmp_path / 'cut')!r}, backbone={f'hf:{encoder}'!r})\n"
     )
+    monkeypatch.setenv("AFIELD_CACHE", str(tmp_path / "other cache"))
     killed = subprocess.run([sys.executable, "-c", script], env=os.environ, check=False)
     assert killed.returncode == -signal.SIGKILL
-    read = []
-    monkeypatch.setattr(
-        partial_features,
-        "_read_pieces",
-        lambda folder, read_pieces=partial_features._read_pieces: (
-            read.append(read_pieces(folder)) or read[-1]
-        ),
-    )
-    cut = embed(path, tmp_path / "cut", backbone=f"hf:{encoder}")
-    assert sum(map(len, read[0])) == 128
+    kept = 2 * embedding.CHUNK
+    with counted(monkeypatch) as computed:
+        cut = embed(path, tmp_path / "cut", backbone=f"hf:{encoder}")
+    assert 0 < sum(computed) <= len(np.load(cut)["X"]) - kept
     assert cut.read_bytes() == whole.read_bytes()
-    assert not list((tmp_path / "cache").glob("embedding-*"))
 
 
 def test_features_of_texts_need_a_pretrained_encoder_and_images_need_none(tmp_path, encoder):

@@ -15,8 +15,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from afield.networks.backbone import find_backbone
-
 Level = Literal["fast", "strong", "large", "at hand"]
 # Levels that can be asked for by name; networks at hand are used if `fast` cannot be had.
 LEVELS: dict[str, str] = {
@@ -211,6 +209,11 @@ _SEEN: dict[str, tuple[str, bool]] = {
     "in12k": ("ImageNet-12k labels", False),
     "in1k": (_LABELS, False),
 }
+# Families whose networks may have pretrained weights.
+PRETRAINED_FAMILIES = ("timm", "torchvision", "clip", "hf")
+# Networks of torchvision whose default weights are not those of ImageNet-1k alone.
+SWAG_NETWORKS = ("regnet_y_128gf", "vit_h_14")
+SWAG_DATA = (f"{_SEEN['swag'][0]}, then {_LABELS}", True)
 # Licences of open_clip's weights by the first word of their tags, as its docs/PRETRAINED.md and the
 # repositories of the weights state them.
 _CLIP_LICENSES = {
@@ -242,6 +245,8 @@ def network_facts(name: str) -> NetworkFacts | None:
     >>> network_facts("small:cnn") is None
     True
     """
+    from afield.networks.backbone import find_backbone
+
     backbone = find_backbone(name)
     if not backbone.is_pretrained():
         return None
@@ -249,7 +254,7 @@ def network_facts(name: str) -> NetworkFacts | None:
     registered = find_registered(name) or find_registered(full)
     if registered is not None:
         return registered
-    pretraining, of_web = _pretraining(full)
+    pretraining, of_web = pretraining_data(full) or (UNKNOWN_DATA, None)
     form = backbone.input_form()
     return NetworkFacts(
         full, _license(full), pretraining, of_web=of_web, size=form.size if form else 0
@@ -261,37 +266,26 @@ def networks_of_level(level: str) -> tuple[NetworkFacts, ...]:
     return tuple(facts for facts in REGISTER if facts.level == level)
 
 
-def pretraining_sentence(networks: Iterable[str]) -> str:
-    """What the networks of a table were pretrained on, and what is not new to them.
+def pretraining_data(name: str) -> tuple[str, bool | None] | None:
+    """The data of a network's pretraining in words, and whether they are of the web.
 
-    Empty if none was. Networks that have seen the same are named together.
+    None if a network of this family is never pretrained. Only the name is read, so the words say
+    what weights of this name have seen; no library is imported.
+
+    >>> pretraining_data("timm:resnet50.fb_swsl_ig1b_ft_in1k")
+    ('1 B images of Instagram with their hashtags, then ImageNet-1k labels', True)
     """
-    seen: dict[tuple[str, bool | None], list[str]] = {}
-    for name in dict.fromkeys(networks):
-        facts = network_facts(name)
-        if facts is not None:
-            seen.setdefault((facts.pretraining, facts.of_web), []).append(name)
-    if not seen:
-        return ""
-    parts = [f"{', '.join(names)} on {data}" for (data, _), names in seen.items()]
-    sentence = f"pretrained: {'; '.join(parts)}"
-    if any(of_web is None for _, of_web in seen):
-        sentence += "; what a network of unknown data has not seen is not known either"
-    if any(of_web for _, of_web in seen):
-        sentence += (
-            ". Web data contain drawings, sketches and products: such domains are not unseen to "
-            "these networks, only to their training here"
-        )
-    return sentence
-
-
-def _pretraining(name: str) -> tuple[str, bool | None]:
-    """The data that the tag of weights names, in their order, and whether any are of the web."""
-    if name.startswith("torchvision:"):
-        return _torchvision_data(name)
-    _, _, tag = name.partition("/" if name.startswith("clip:") else ".")
+    registered = find_registered(name)
+    if registered is not None:
+        return registered.pretraining, registered.of_web
+    family, _, model = name.partition(":")
+    if family not in PRETRAINED_FAMILIES:
+        return None
+    if family == "torchvision":
+        return SWAG_DATA if model in SWAG_NETWORKS else _SEEN["in1k"]
+    _, _, tag = model.partition("/" if family == "clip" else ".")
     found: dict[str, bool] = {}
-    for word in re.split(r"[._]", tag):
+    for word in re.split(r"[._]", tag) if family != "hf" else ():
         words = next((value for key, value in _SEEN.items() if word.startswith(key)), None)
         if words:
             found[words[0]] = words[1]
@@ -300,17 +294,31 @@ def _pretraining(name: str) -> tuple[str, bool | None]:
     return ", then ".join(found), any(found.values())
 
 
-def _torchvision_data(name: str) -> tuple[str, bool]:
-    """The data of torchvision's default weights: ImageNet-1k, for some networks after SWAG's."""
-    from torchvision.models import get_model_weights
+def pretraining_sentence(networks: Iterable[str]) -> str:
+    """What pretrained networks have seen, and what is not new to them; empty if there are none.
 
-    weights: Any = get_model_weights(name.partition(":")[2])
-    labels = _SEEN["in1k"]
-    return (
-        (f"{_SEEN['swag'][0]}, then {labels[0]}", True)
-        if "SWAG" in str(weights.DEFAULT)
-        else labels
-    )
+    Networks that have seen the same are named together.
+    """
+    seen: dict[tuple[str, bool | None], list[str]] = {}
+    for name in dict.fromkeys(networks):
+        data = pretraining_data(name)
+        if data is not None:
+            seen.setdefault(data, []).append(name)
+    if not seen:
+        return ""
+    parts = [f"{', '.join(names)} on {data}" for (data, _), names in seen.items()]
+    sentences = [f"pretrained: {'; '.join(parts)}"]
+    if len(seen) > 1:
+        sentences.append(
+            "These networks differ in what they have seen, so a difference between them is not one "
+            "of methods"
+        )
+    if any(of_web for _, of_web in seen):
+        sentences.append(
+            "Web data contain drawings, sketches and products: such domains are unseen in training "
+            "here, but not to these networks"
+        )
+    return ". ".join(sentences)
 
 
 def _license(name: str) -> str:
@@ -322,7 +330,7 @@ def _license(name: str) -> str:
         stated = str(config.license or NOT_STATED)
         return {"apache-2.0": "Apache-2.0", "mit": "MIT", "unknown": NOT_STATED}.get(stated, stated)
     if family == "torchvision":
-        return _TORCHVISION_LICENSE if not _torchvision_data(name)[1] else "CC-BY-NC-4.0"
+        return "CC-BY-NC-4.0" if model in SWAG_NETWORKS else _TORCHVISION_LICENSE
     tag = model.partition("/")[2] if family == "clip" else ""
     known = (text for word, text in _CLIP_LICENSES.items() if tag.startswith(word))
     return next(known, NOT_STATED)

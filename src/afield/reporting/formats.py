@@ -102,7 +102,12 @@ def as_html(frame: pd.DataFrame, claims: Claims | None = None) -> str:
 
 def as_csv(frame: pd.DataFrame, claims: Claims | None = None) -> str:
     """All numbers, one per line; no claims."""
-    return frame.drop(columns="sees").map(guard_formula).to_csv(index=False).rstrip("\n")
+    return (
+        frame.drop(columns=["sees", "pretrained"], errors="ignore")
+        .map(guard_formula)
+        .to_csv(index=False)
+        .rstrip("\n")
+    )
 
 
 FORMATS: dict[str, Callable[[pd.DataFrame, Claims | None], str]] = {

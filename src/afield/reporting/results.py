@@ -126,7 +126,8 @@ def group_records(records: Iterable[Record], metric: str = "") -> list[Results]:
     datasets: dict[str, list[Record]] = {}
     for record in records:
         if not record.run.is_auxiliary:
-            identity = f"{record.run.data or record.run.dataset}{protocol.choice_identity(record)}"
+            data = record.run.content or record.run.dataset
+            identity = f"{data}{protocol.choice_identity(record)}"
             datasets.setdefault(identity, []).append(record)
     shown = "" if metric == DEFAULT_METRIC else metric
     return [
@@ -169,7 +170,8 @@ def _by_version(datasets: Sequence[Sequence[Record]]) -> list[tuple[str, bool, l
 
 def _origin_name(run: Run, others: Sequence[Run]) -> str:
     """The name of a run's data, told apart from other files and other networks' features."""
-    if run.encoder and len({other.encoder for other in others}) > 1:
+    # Older records do not say which images the features were computed from.
+    if run.encoder and not run.images and len({other.encoder for other in others}) > 1:
         return f"{run.data_name} ({name_without_path(run.encoder)})"
     folders = {PurePath(other.dataset.partition("?")[0]).parent for other in others}
     folder = PurePath(run.dataset.partition("?")[0]).parent.name
@@ -181,23 +183,23 @@ def _named_versions(
     name: str, datasets: Sequence[Sequence[Record]]
 ) -> list[tuple[str, bool, list[Record]]]:
     """Datasets of one name, told apart by what is in them and when they were used."""
-    contents = [records[0].run.data for records in datasets]
+    contents = [records[0].run.content for records in datasets]
     if not all(contents) or len(set(contents)) == 1:
         return [(name, False, list(records)) for records in datasets]
     last = dict.fromkeys(contents, 0.0)
     for data, records in zip(contents, datasets, strict=True):
         last[data] = max(last[data], *(record.at for record in records))
-    sizes = {records[0].run.data: describe_size(records) for records in datasets}
+    sizes = {records[0].run.content: describe_size(records) for records in datasets}
     days = format_days(last)
     shown = {data: ", ".join(filter(None, [sizes[data], days[data]])) for data in last}
     alike = {data for data in shown if list(shown.values()).count(shown[data]) > 1}
     shown |= {data: ", ".join(filter(None, [shown[data], data[:6]])) for data in alike}
     newest = max(last.values())
-    ordered = sorted(datasets, key=lambda records: -last[records[0].run.data])
+    ordered = sorted(datasets, key=lambda records: -last[records[0].run.content])
     return [
         (f"{name} ({shown[data]})", last[data] < newest, list(records))
         for records in ordered
-        for data in [records[0].run.data]
+        for data in [records[0].run.content]
     ]
 
 
@@ -222,7 +224,18 @@ def _rows(records: Sequence[Record]) -> list[tuple[Row, list[Record]]]:
     for record in records:
         row = Row.of(record.run).without(common)
         by_label.setdefault(row.label, (row, []))[1].append(record)
-    return [each for row, of_row in by_label.values() for each in _by_classes(row, of_row)]
+    rows = [each for row, of_row in by_label.values() for each in _by_features(row, of_row)]
+    return [each for row, of_row in rows for each in _by_classes(row, of_row)]
+
+
+def _by_features(row: Row, records: list[Record]) -> list[tuple[Row, list[Record]]]:
+    """One row for the features of each version, where several look alike."""
+    by_data: dict[str, list[Record]] = {}
+    for record in records:
+        by_data.setdefault(record.run.data if record.run.images else "", []).append(record)
+    if len(by_data) == 1:
+        return [(row, records)]
+    return [(row.with_features(data[:6]), of_data) for data, of_data in by_data.items()]
 
 
 def _by_classes(row: Row, records: list[Record]) -> list[tuple[Row, list[Record]]]:

@@ -10,7 +10,8 @@ import pandas as pd
 from afield.compute import pause_cycle_search
 from afield.reporting.results import Picks, Results, group_records
 from afield.runs.record import Record
-from afield.runs.row import BOUND
+from afield.runs.row import BOUND, pretraining_note
+from afield.runs.run import name_without_path
 from afield.runs.selection import RULES, resolve_rules
 from afield.training.metrics import DEFAULT_METRIC, Metric, find_metric
 
@@ -220,8 +221,9 @@ def _method_rows(
 ) -> list[dict[str, object]]:
     """The rows of one method: its mean on every dataset, and the mean of these means."""
     by_dataset = cells.set_index("dataset").reindex(names)
-    sees = cells["sees"].iloc[0]
-    shared = {"dataset": ALL_DATASETS, "rule": rule, "method": method, "sees": sees}
+    # Which of these a frame has depends on who made it.
+    of_row = {name: cells[name].iloc[0] for name in ("sees", *NETWORK_FIELDS) if name in cells}
+    shared = {"dataset": ALL_DATASETS, "rule": rule, "method": method, **of_row}
     trials, draws = (by_dataset[name].fillna(0).astype(int) for name in ("trials", "draws"))
     rows = [
         {
@@ -246,6 +248,8 @@ def _method_rows(
 
 
 FIELDS = ["dataset", "rule", "method", "domain", "accuracy", "stderr", "trials", "draws", "sees"]
+NETWORK_FIELDS = ["network", "pretrained"]
+FIELDS += NETWORK_FIELDS
 
 
 @pause_cycle_search()
@@ -261,7 +265,8 @@ def tabulate(
     The methods of a dataset and rule are in the order of their means, the best one first; an upper
     bound, which has seen the target, comes last. Rules that need more than the records hold have
     no rows. `sees` says what of the target the models of a row have seen: its ``labels`` (an upper
-    bound), unlabelled ``samples``, or nothing (empty).
+    bound), unlabelled ``samples``, or nothing (empty). `network` is the network that sees the data,
+    and `pretrained` tells whether it has pretrained weights.
 
     Parameters
     ----------
@@ -277,7 +282,7 @@ def tabulate(
 
     Examples
     --------
-    >>> list(tabulate([]).columns)
+    >>> list(tabulate([]).columns)[:9]
     ['dataset', 'rule', 'method', 'domain', 'accuracy', 'stderr', 'trials', 'draws', 'sees']
     """
     find_metric(metric)
@@ -308,10 +313,11 @@ def _rule_rows(results: Results, rule: str) -> Iterator[tuple[object, ...]]:
     }
     for method in sorted(values, key=lambda name: places[name]):
         draws = len({record.run.draw for record in results.methods[method]})
-        sees = results.rows[method].sees
+        row = results.rows[method]
+        facts = row.sees, name_without_path(row.network), row.is_pretrained
         for name, by_trial in values[method].items():
             numbers = float(by_trial.mean()), _stderr(by_trial), len(by_trial)
-            yield (results.title, rule, method, name, *numbers, draws, sees)
+            yield (results.title, rule, method, name, *numbers, draws, *facts)
 
 
 def _place(values: Mapping[str, "pd.Series[float]"], metric: str) -> tuple[bool, float]:
@@ -392,6 +398,8 @@ def table_caption(frame: pd.DataFrame) -> str:
         notes.append(f"{', '.join(adapted)}: {have} seen unlabelled target samples")
     if metric.lacking and frame["accuracy"].isna().any():
         notes.append(f"{MISSING}: {metric.lacking}")
+    if "pretrained" in frame and (seen := pretraining_note(frame["network"][frame["pretrained"]])):
+        notes.append(seen)
     return "; ".join(notes)
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from afield import registry
+from afield.networks.facts import pretraining_sentence
 from afield.runs.run import CLASSICAL_ROLE, FEATURE_CHOICES, TARGETS, Run, name_without_path
 
 # The method that others are compared with, and the row that has seen the labels of the target.
@@ -41,6 +42,8 @@ class Row:
         The network that is trained.
     encoder
         The frozen network that computed the features to train on; empty if there is none.
+    is_pretrained
+        Whether the network that sees the data starts from, or has, pretrained weights.
     is_merged
         Whether the model is made from the weights of experts.
     is_classical
@@ -59,6 +62,7 @@ class Row:
     start: str = ""
     backbone: str = ""
     encoder: str = ""
+    is_pretrained: bool = False
     is_merged: bool = False
     is_classical: bool = False
     members: int = 0
@@ -75,6 +79,7 @@ class Row:
             start=str(run.given.get("start", "")),
             backbone=run.backbone,
             encoder=run.encoder or "",
+            is_pretrained=_is_pretrained(run),
             is_merged=bool(run.experts),
             is_classical=run.role == CLASSICAL_ROLE,
             members=len(run.members),
@@ -88,6 +93,15 @@ class Row:
     def with_all_classes(self) -> "Row":
         """The row, told apart from the same training with the classes of its sources only."""
         return replace(self, settings={**self.settings, "classes": "all"})
+
+    def with_features(self, version: str) -> "Row":
+        """The row, told apart from the same training on other features of the same network."""
+        return replace(self, settings={**self.settings, "features": version})
+
+    @property
+    def network(self) -> str:
+        """The network that sees the data: the frozen one, if there is one."""
+        return self.encoder or self.backbone
 
     @property
     def label(self) -> str:
@@ -153,6 +167,11 @@ class Row:
         )
 
 
+def pretraining_note(networks: Iterable[str]) -> str:
+    """What the pretrained networks of a table have seen, as a line below it."""
+    return pretraining_sentence(networks)
+
+
 def common_settings(runs: Iterable[Run]) -> set[str]:
     """Names of the settings that are equal in all runs, so that labels need not repeat them."""
     runs = list(runs)
@@ -161,12 +180,21 @@ def common_settings(runs: Iterable[Run]) -> set[str]:
     chosen = [{(name, str(value)) for name, value in _settings(run).items()} for run in runs]
     common = {name for name, _ in set.intersection(*chosen)}
     # A method may have a network of its own on arrays, which says nothing new about a row.
-    networks = {run.backbone for run in runs if not _has_own_network(run)}
-    return common | {"backbone"} if len(networks) == 1 else common
+    networks = {run.network for run in runs if not _has_own_network(run)}
+    if len(networks) == 1:
+        return common | {"backbone"}
+    # Where every network has one file of weights, its name says all.
+    weights = {(run.network, str(run.given.get("weights"))) for run in runs}
+    return common | {"weights"} if len(weights) == len({run.network for run in runs}) else common
+
+
+def _is_pretrained(run: Run) -> bool:
+    """Whether the network that sees the data is pretrained; features of random weights say so."""
+    return run.given.get("weights") != "none" if run.encoder else bool(run.weights)
 
 
 def _has_own_network(run: Run) -> bool:
-    if run.method not in registry.names("methods") or "backbone" in run.given:
+    if run.encoder or run.method not in registry.names("methods") or "backbone" in run.given:
         return False
     own = registry.class_constant("methods", run.method, "array_backbone", default="")
     return bool(run.backbone == own)
@@ -177,10 +205,13 @@ def _settings(run: Run) -> dict[str, Any]:
 
     A choice of classes makes a row of its own only beside another choice.
     """
-    training = {} if run.role == CLASSICAL_ROLE else {"backbone": run.backbone, "steps": run.steps}
+    is_classical = run.role == CLASSICAL_ROLE
+    training = {} if is_classical else {"backbone": run.backbone, "steps": run.steps}
     settings = {**training, **run.given}
-    # All rows on the same features share the choices that the features were computed with.
-    of_features = FEATURE_CHOICES if run.encoder else ()
+    # In tables with networks that are trained, too; in others, all rows share it.
+    settings |= {"backbone": run.network, "tune": "frozen"} if run.encoder else {}
+    # Older rows on the same features are alone in their table.
+    of_features = FEATURE_CHOICES if run.encoder and not run.images else ()
     for name in (TARGETS, "classes", "finetune", *of_features):
         settings.pop(name, None)
     if run.epochs:

@@ -15,7 +15,7 @@ from afield.seeds import derive_seed
 from afield.training.metrics import find_metric
 
 # Fields that change how a run is selected and shown, but not what is trained.
-NOT_IN_KEY = ("rules", "given", "class_names", "templates", "folder", "encoder")
+NOT_IN_KEY = ("rules", "given", "class_names", "templates", "folder", "encoder", "images")
 # Roles of runs that others are made from; tables have no row for them.
 AUXILIARY_ROLES = ("base", "expert", "member")
 # The role of a run of a classical method, which is fitted once instead of trained in steps.
@@ -92,6 +92,8 @@ class Run:
     folder, encoder
         If the samples are features of a folder of images: the folder, and the frozen network that
         computed them. Neither changes the key, because `data` identifies the features.
+    images
+        The digest of the images of that folder, which the features of several networks share.
 
     The other fields are those of `Training`, resolved; an empty `precision` is float32.
     """
@@ -153,6 +155,7 @@ class Run:
     given: Mapping[str, Any] = field(default_factory=dict)
     folder: str | None = None
     encoder: str | None = None
+    images: str | None = None
     member: int = 0
     members: tuple[str, ...] = ()
     layer_decay: float = 0.0
@@ -195,6 +198,16 @@ class Run:
             return self.folder
         path = split_spec(self.dataset)[0] if "?" in self.dataset else self.dataset
         return PurePath(path).name.removesuffix(".npz")
+
+    @property
+    def content(self) -> str:
+        """The digest of the data before any network saw them; empty for those of afield."""
+        return self.images or self.data
+
+    @property
+    def network(self) -> str:
+        """The network that sees the data: the frozen one, if the run trains on its features."""
+        return self.encoder or self.backbone
 
     @property
     def is_derived(self) -> bool:

@@ -213,7 +213,14 @@ def _registered_name(kind: type[Method]) -> str:
     return own_code.register("methods", kind.__name__, kind, source=_source(kind))
 
 
-def _backbone_name(network: Any) -> str:
+def _backbone_name(network: Any) -> str | list[str]:
+    """The name of a network, or the names of several."""
+    if isinstance(network, list | tuple):
+        return [_one_backbone_name(each) for each in network]
+    return _one_backbone_name(network)
+
+
+def _one_backbone_name(network: Any) -> str:
     """The name of a network: its own, with digests of its source and, of a module, its weights.
 
     A function has no weights before a run: they follow from its source, the shape of the data and

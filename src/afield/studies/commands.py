@@ -90,7 +90,9 @@ def benchmark_command(benchmark: Benchmark) -> str:
         if option.name not in ("dataset", "settings")
         and getattr(benchmark, option.name) != option.default
     ]
-    options += [("set", f"{name}={value}") for name, value in benchmark.settings.items()]
+    for name, value in benchmark.settings.items():
+        several = isinstance(value, list | tuple)
+        options.append(("set", f"{name}={','.join(map(str, value)) if several else value}"))
     return write_command("bench", *benchmark.dataset, options=options)
 
 

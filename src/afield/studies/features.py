@@ -10,19 +10,15 @@ thousand photographs stays far behind the features of any network that has seen 
 files' sizes do not matter for the default: looking at them would let the target decide how to
 train.
 
-Features are computed piece by piece; pieces on disk let a killed process continue::
-
-    AFIELD_CACHE/embedding-<digest>/NNNNNNNN.npy    features from the sample with this number on
+A network computes the features of a sample once, whatever folder it is in; see
+`afield.studies.feature_cache`.
 """
 
 import hashlib
 import json
 import logging
 import os
-import shutil
-import time
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Mapping
 from dataclasses import asdict, replace
 from functools import partial
 from importlib.metadata import version
@@ -38,7 +34,8 @@ from afield.data.cache import cache_root
 from afield.data.domains import Domain, DomainSet, ReadOptions, data_root
 from afield.data.lookup import find_dataset
 from afield.data.modality import FileModality
-from afield.data.samples import Rows
+from afield.data.samples import Prepare, Rows
+from afield.data.samples import identity as identity_function
 from afield.data.sources.arrays import array_dataset
 from afield.data.sources.folders import find_files, unlabelled_files
 from afield.data.training_settings import Training
@@ -56,91 +53,16 @@ from afield.networks.pretrained import (
     searches,
     state_digest,
 )
-from afield.progress import progress
-from afield.runs.run import FEATURE_CHOICES, Run
+from afield.runs.run import FEATURE_CHOICES, Run, name_without_path
 from afield.runs.thumbnails import write_strips
+from afield.studies.feature_cache import FeatureCache, Features, compute_features
 from afield.studies.settings import resolve_settings
 
 log = logging.getLogger(__name__)
 
-Features = NDArray[np.float32]
-# Seconds between two pieces on disk.
-SAVE_SECONDS = 10.0
-
-
-def compute_features(
-    forward: Callable[[torch.Tensor], Features],
-    rows: Rows,
-    dataset: DomainSet,
-    encoder: Encoder,
-    *,
-    chunk: int,
-    order: torch.Tensor | None = None,
-) -> tuple[Features, Callable[[], None]]:
-    """The features of all samples, and a function that removes the pieces when they are not needed.
-
-    Parameters
-    ----------
-    forward
-        Features of a batch of samples.
-    rows
-        The samples.
-    dataset, encoder
-        Where the samples come from and what computes their features: they identify the pieces.
-    chunk
-        The number of samples in a batch.
-    order
-        The order in which samples go through the network, by default as they are. The pieces are
-        in this order, the returned features are not.
-    """
-    order = torch.arange(len(rows)) if order is None else order
-    folder = cache_root() / f"embedding-{_digest(dataset, encoder, len(rows))}"
-    pieces = _read_pieces(folder)
-    count, unsaved, saved = sum(map(len, pieces)), list[Features](), time.monotonic()
-    first = count
-    with torch.inference_mode(), progress(f"embedding {dataset.name}", len(rows)) as advance:
-        for batch in rows.chunks(chunk, order[first:]):
-            unsaved.append(forward(batch))
-            count += len(unsaved[-1])
-            advance(count)
-            if time.monotonic() - saved >= SAVE_SECONDS:
-                pieces.append(np.concatenate(unsaved))
-                _write_piece(folder, count - len(pieces[-1]), pieces[-1])
-                unsaved, saved = [], time.monotonic()
-    features = np.concatenate([*pieces, *unsaved])[order.argsort().numpy()]
-    return features, lambda: shutil.rmtree(folder, ignore_errors=True)
-
-
-def _digest(dataset: DomainSet, encoder: Encoder, count: int) -> str:
-    identity = [dataset.fingerprint or dataset.spec, asdict(encoder), count]
-    return hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:16]
-
-
-def _read_pieces(folder: Path) -> list[Features]:
-    """The pieces that follow each other from the first sample on."""
-    pieces: list[Features] = []
-    with suppress(OSError, ValueError):
-        while (path := folder / f"{sum(map(len, pieces)):08d}.npy").is_file():
-            piece = np.load(path, allow_pickle=False)
-            if not len(piece):
-                break
-            pieces.append(piece)
-    return pieces
-
-
-def _write_piece(folder: Path, start: int, piece: Features) -> None:
-    """Write one piece; without it, a process that is killed only starts again."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with atomic_write(folder / f"{start:08d}.npy") as temporary, temporary.open("wb") as file:
-            np.save(file, piece)
-    except OSError as error:
-        log.warning("%s: cannot be written (%s); it would start again", folder, error.strerror)
-
-
 DEFAULT_BACKBONE = "timm:resnet18"
-# Samples that go through the network at once.
-CHUNK = 64
+# Samples that go through the network at once, on a CPU and on a GPU.
+CHUNK, CHUNK_GPU = 16, 128
 
 
 def embed(
@@ -249,13 +171,24 @@ def write_features(
             encoder = replace(encoder, stored=tuple(rows.shape))
             network = encoder.build()
         encoder = replace(encoder, digest=state_digest(network))
-        forward = partial(_forward, network.to(where), encoder.prepare(where))
-        # Long texts first: batches hold little padding, and the time left is not underestimated.
-        is_text = dataset.modality.has_tokens
-        order = rows.lengths.argsort(descending=True, stable=True) if is_text else None
-        x, done = compute_features(forward, rows, dataset, encoder, chunk=CHUNK, order=order)
+        forward = partial(_forward, network.to(where), _prepare(encoder, where))
+        chunk = CHUNK_GPU if where.type == "cuda" else CHUNK
+        cache = FeatureCache([*_sample_identity(encoder), where.type, chunk])
+        x = compute_features(forward, rows, cache, chunk=chunk, of=dataset.name)
     _write(path, x, dataset, domains, encoder, identity)
-    done()
+
+
+def _sample_identity(encoder: Encoder) -> list[object]:
+    """What determines the features of a sample, beside its values and the device."""
+    form = None if encoder.tokens else encoder.form
+    network = [name_without_path(encoder.backbone), encoder.digest, torch.__version__]
+    inputs = [encoder.kind, encoder.stored, encoder.size, encoder.tokens]
+    return [VERSION, *network, *inputs, *([form.mean, form.std] if form else [])]
+
+
+def _prepare(encoder: Encoder, device: torch.device) -> Prepare:
+    """As the encoder says, but texts keep their padding, which depends on their own length only."""
+    return identity_function if encoder.tokens else encoder.prepare(device)
 
 
 def _forward(network: Any, prepare: Any, x: torch.Tensor) -> NDArray[np.float32]:
@@ -324,7 +257,7 @@ def _check_out(out: Path, *, overwrite: bool) -> Path:
 
 def _write(
     path: Path,
-    x: NDArray[np.float32],
+    x: Features,
     dataset: DomainSet,
     domains: Mapping[str, Domain],
     encoder: Encoder,
@@ -374,7 +307,7 @@ IMAGE_SETTINGS = ("backbone", "weights", "size", "skip_broken")
 # Settings that need the images in every step.
 NEEDS_IMAGES = ("augment", "freeze_bn", "class_names", "templates")
 # Raise it when the same images and weights would give other features.
-VERSION = 1
+VERSION = 2
 
 
 def use_features(

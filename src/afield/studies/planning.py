@@ -22,6 +22,7 @@ from afield.hyperparameters import (
 )
 from afield.merging.scopes import merges_weights
 from afield.networks.backbone import find_backbone
+from afield.networks.pretrained import separate_networks
 from afield.progress import track
 from afield.runs.run import CLASSICAL_ROLE, Run
 from afield.runs.selection import DEFAULT_RULES, RULES
@@ -356,9 +357,26 @@ def asked_dataset(asked: Benchmark, name: str) -> DomainSet:
 def _plan_dataset(
     asked: Benchmark, name: str, *, check_inputs: bool, compute_features: bool
 ) -> list[Run]:
+    """The runs on one dataset, network after network."""
     dataset = asked_dataset(asked, name)
     if check_inputs:
         dataset.check_available()
+    return [
+        run
+        for settings in separate_networks(asked.settings)
+        for run in _plan_network(
+            replace(asked, settings=settings),
+            dataset,
+            check_inputs=check_inputs,
+            compute_features=compute_features,
+        )
+    ]
+
+
+def _plan_network(
+    asked: Benchmark, dataset: DomainSet, *, check_inputs: bool, compute_features: bool
+) -> list[Run]:
+    """The runs of one network on one dataset."""
     given, finetune = spell_finetune(asked.settings, finetune=asked.finetune)
     dataset, remaining = use_features(dataset, given, finetune=finetune, compute=compute_features)
     labels = image_labels(dataset, given, finetune=finetune)

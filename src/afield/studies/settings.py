@@ -84,7 +84,7 @@ CLASSICAL_SETTINGS += ["metric", "group"]
 # What gives a classical method its inputs: those of arrays, images and sounds, and those of texts.
 CLASSICAL_BACKBONES = {False: "linear", True: "bag:"}
 # Fields of a run, and what the provenance of features calls them.
-ORIGIN_FIELDS = {"folder": "dataset", "encoder": "backbone"}
+ORIGIN_FIELDS = {"folder": "dataset", "encoder": "backbone", "images": "data"}
 
 
 def resolve_run(

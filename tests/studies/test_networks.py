@@ -1,0 +1,97 @@
+"""Several networks in one benchmark: one table, one choice, and what a row says of its network."""
+
+import pytest
+
+from afield.deployment.fitting import FitRequest, plan_fit
+from afield.errors import SpecError
+from afield.reporting.results import group_records
+from afield.reporting.table import tabulate
+from afield.runs.row import Row
+from afield.runs.store import Store
+from afield.studies.benchmark import make_benchmark, read_benchmark
+from afield.studies.benchmarking import run_benchmark
+from afield.studies.commands import benchmark_command
+
+TWO = ("timm:test_resnet", "timm:test_vit")
+SETTINGS = {"weights": "none", "size": 32, "steps": 4, "every": 2}
+
+
+def frozen(data, backbone=",".join(TWO), methods="erm"):
+    settings = {**SETTINGS, "backbone": backbone, "tune": "frozen"}
+    return make_benchmark(data, methods, trials=1, settings=settings)
+
+
+@pytest.fixture(scope="module")
+def store(two_colours, tmp_path_factory):
+    """Two frozen networks, and one of them fine-tuned."""
+    place = tmp_path_factory.mktemp("networks") / "runs"
+    run_benchmark(frozen(two_colours, methods="erm,vrex"), store=place)
+    tuned = {**SETTINGS, "backbone": TWO[0]}
+    run_benchmark(make_benchmark(two_colours, "erm", trials=1, settings=tuned), store=place)
+    return Store(place)
+
+
+def test_networks_are_rows_of_one_table(store):
+    (results,) = group_records(store)
+    assert results.name == "colours"
+    assert set(results.methods) == {
+        *(f"{method} backbone={name} tune=frozen" for method in ("erm", "vrex") for name in TWO),
+        f"erm backbone={TWO[0]}",
+    }
+    assert {row.network for row in results.rows.values()} == set(TWO)
+    frame = tabulate(store)
+    assert set(frame["network"]) == set(TWO)
+    assert set(frame["dataset"]) == {"colours"}
+
+
+def test_a_list_a_text_and_toml_ask_for_the_same_runs(two_colours, tmp_path):
+    asked = [run.key for run in frozen(two_colours).runs()]
+    assert [run.key for run in frozen(two_colours, list(TWO)).runs()] == asked
+    file = tmp_path / "bench.toml"
+    file.write_text(
+        f'dataset = "{two_colours}"\nmethods = "erm"\ntrials = 1\nbackbone = {list(TWO)}\n'
+        'weights = "none"\nsize = 32\nsteps = 4\nevery = 2\ntune = "frozen"\n'
+    )
+    assert [run.key for run in read_benchmark(file).runs()] == asked
+    assert f"backbone={','.join(TWO)}" in benchmark_command(frozen(two_colours, list(TWO)))
+
+
+def test_each_network_alone_has_the_runs_that_it_has_among_others(two_colours):
+    together = [run.key for run in frozen(two_colours).runs()]
+    alone = [run.key for name in TWO for run in frozen(two_colours, name).runs()]
+    assert alone == together
+
+
+def test_one_network_needs_no_name_in_its_rows(two_colours):
+    (run, *_) = frozen(two_colours, TWO[0]).runs()
+    assert (run.encoder, run.network, run.images) == (TWO[0], TWO[0], run.images)
+    assert run.images
+    assert run.images != run.data
+    assert Row.of(run).without({"backbone", "tune", "size", "weights", "steps", "every"}).label == (
+        "erm"
+    )
+
+
+def test_features_of_another_version_are_a_row_of_their_own(store):
+    from dataclasses import replace
+
+    records = [record for record in store if record.run.encoder == TWO[0]]
+    other = [replace(each, run=replace(each.run, data="f" * 16)) for each in records]
+    (results,) = group_records([*records, *other])
+    assert len(results.methods) == 4
+    assert sum("features=ffffff" in label for label in results.methods) == 2
+
+
+def test_fit_best_chooses_among_networks_and_pays_for_the_choice(store, two_colours):
+    plan = plan_fit(FitRequest(str(two_colours), "best"), store)
+    assert plan.estimate.recipes == 5
+    assert plan.estimate.selection.cost >= 0
+    frame = tabulate(store, rules=["sources"])
+    means = frame[frame["domain"] == "mean"].set_index("method")["accuracy"]
+    assert plan.estimate.selection.accuracy == pytest.approx(means.max())
+
+
+def test_a_command_that_needs_one_network_refuses_several(store, two_colours):
+    request = FitRequest(str(two_colours), "erm", settings={"backbone": ",".join(TWO)})
+    with pytest.raises(SpecError, match="stands for timm:test_resnet and timm:test_vit; give one"):
+        plan_fit(request, store)
