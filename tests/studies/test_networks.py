@@ -16,8 +16,8 @@ TWO = ("timm:test_resnet", "timm:test_vit")
 SETTINGS = {"weights": "none", "size": 32, "steps": 4, "every": 2}
 
 
-def frozen(data, backbone=",".join(TWO), methods="erm"):
-    settings = {**SETTINGS, "backbone": backbone, "tune": "frozen"}
+def frozen(data, backbone=None, methods="erm"):
+    settings = {**SETTINGS, "backbone": backbone or ",".join(TWO), "tune": "frozen"}
     return make_benchmark(data, methods, trials=1, settings=settings)
 
 

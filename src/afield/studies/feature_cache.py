@@ -145,7 +145,7 @@ class FeatureCache:
         parts = self._written
         with suppress(OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
             for path in parts:
-                with np.load(path, allow_pickle=False) as file:
+                with path.open("rb") as content, np.load(content, allow_pickle=False) as file:
                     self._keys += [key.tobytes() for key in file["keys"]]
                     self._rows.append(file["X"])
             self._written = []
@@ -173,7 +173,7 @@ class FeatureCache:
 
 def _read(path: Path, keys: set[bytes]) -> dict[bytes, Features]:
     """The features in a file for some of these keys."""
-    with np.load(path, allow_pickle=False) as file:
+    with path.open("rb") as content, np.load(content, allow_pickle=False) as file:
         stored = [key.tobytes() for key in file["keys"]]
         if keys.isdisjoint(stored):
             return {}
