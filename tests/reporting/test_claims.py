@@ -18,7 +18,11 @@ from afield.reporting.claims import (
 )
 from afield.reporting.comparison import compare
 from afield.reporting.results import group_records
-from afield.reporting.sentences import describe_claim
+from afield.reporting.sentences import (
+    _unbeaten_headline,
+    describe_claim,
+    describe_classical,
+)
 from afield.reporting.table import tabulate
 from afield.runs.row import Row
 from tests.stores import benchmark_records, cells, held_out, noisy
@@ -216,6 +220,53 @@ def test_a_leader_that_has_seen_target_samples_is_named_with_the_best_one_that_h
     assert "unlabelled" not in describe_claim(plain)
     alone = make_claim({"arm": 0.8}, {"arm": measured["erm"]}, {}, rows=rows)
     assert describe_claim(alone).endswith("no comparison. It has seen unlabelled target samples.")
+
+
+def beside_classical(**gains):
+    """A claim about erm, one better method and two classical ones, with these gains."""
+    generator = np.random.default_rng(4)
+    noise = 0.005 * generator.normal(size=(4, 5, 4))
+    names = ("erm", "better", "logistic", "extra_trees")
+    scores = {n: 0.7 + gains.get(n, 0.0) + each for n, each in zip(names, noise, strict=True)}
+    means = {name: float(np.mean(own)) for name, own in scores.items()}
+    rows = {name: Row(name, is_classical=name in names[2:]) for name in names}
+    against = dict.fromkeys(names[1:], "erm")
+    measured = {name: cells(own) for name, own in scores.items()}
+    ranked = dict(sorted(means.items(), key=lambda pair: -pair[1]))
+    return make_claim(ranked, measured, against, rows=rows)
+
+
+def test_a_method_above_all_classical_ones_is_named_with_the_number_of_comparisons():
+    result = beside_classical(better=0.1)
+    assert result.above_classical == ["better"]
+    assert result.unbeaten == []
+    assert {each.rivals for each in result.with_classical} == {4}
+    assert len(result.with_classical) == 4
+    sentence = describe_classical(result)
+    assert "Clearly better than all classical methods" in sentence
+    assert "better; corrected for 4 comparisons" in sentence.replace("\u2068", "").replace(
+        "\u2069", ""
+    )
+
+
+def test_a_classical_method_that_nothing_clearly_beats_is_in_the_headline():
+    result = beside_classical(better=0.102, logistic=0.1, extra_trees=-0.1)
+    assert result.leader == "better"
+    assert result.unbeaten == ["logistic"]
+    assert result.above_classical == []
+    words = describe_classical(result).replace("\u2068", "").replace("\u2069", "")
+    assert "none clearly beats logistic" in words
+    assert (
+        "No method clearly beats"
+        in _unbeaten_headline(result, "logistic", "here", [], ".").sentence
+    )
+    assert describe_classical(claim(random_scores(4))) == ""
+
+
+def test_classical_methods_do_not_replace_the_reference():
+    result = beside_classical(logistic=0.1)
+    assert (result.leader, result.reference) == ("logistic", "erm")
+    assert "logistic" in result.unbeaten
 
 
 def test_eighty_percent_of_benchmarks_detect_the_detectable_difference():

@@ -460,9 +460,10 @@ def _log_passed_over(methods: Sequence[str], options: Mapping[str, Any]) -> None
     given = [option for option, value in options.items() if value]
     if classical and given:
         log.warning(
-            "%s: fitted once, without steps; %s passes over this",
+            "%s: fitted once, without steps, so %s %s",
             ", ".join(classical),
-            " and ".join(given),
+            ", ".join(given),
+            "do not change it" if len(given) > 1 else "does not change it",
         )
 
 
