@@ -24,6 +24,8 @@ SECONDS_PER_DAY = 86400
 ABANDONED_SECONDS = 120
 DECODED = re.compile(r"(?P<name>.+)-[0-9a-f]{12}")
 UNFINISHED = re.compile(r"embedding-[0-9a-f]{16}")
+# The folder with the features of single samples, by network.
+SAMPLES = "feature-samples"
 
 
 @dataclass(frozen=True)
@@ -44,7 +46,7 @@ def cache_entries() -> list[Entry]:
     root = cache_root()
     if not root.is_dir():
         return []
-    found = [*_decoded(root), *_mark_outdated(list(_features(root)))]
+    found = [*_decoded(root), *_samples(root), *_mark_outdated(list(_features(root)))]
     return sorted(found, key=lambda entry: (-entry.size, str(entry.path)))
 
 
@@ -135,6 +137,16 @@ def _decoded(root: Path) -> Iterator[Entry]:
                 form = json.loads((folder / "state.json").read_text())["form"]
                 content = "checksums" if form == "contents" else "decoded files"
                 yield Entry(folder, match["name"], content, _size(folder), _used(folder))
+
+
+def _samples(root: Path) -> Iterator[Entry]:
+    """Features of single samples, in a folder for each network, size and version of torch.
+
+    A process that loses them only computes them again the next time.
+    """
+    for folder in root.glob(f"{SAMPLES}/*"):
+        if folder.is_dir() and not folder.is_symlink():
+            yield Entry(folder, "", "features by sample", _size(folder), _used(folder))
 
 
 def _features(root: Path) -> Iterator[Entry]:

@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from afield.data.cache import cache_root
+from afield.data.cache_entries import SAMPLES
 from afield.data.samples import Rows
 from afield.files import atomic_write
 from afield.progress import progress
@@ -115,7 +116,7 @@ class FeatureCache:
 
     def __init__(self, identity: Sequence[object]) -> None:
         digest = hashlib.sha256(json.dumps(list(identity)).encode()).hexdigest()[:16]
-        self.folder = cache_root() / "feature-samples" / digest
+        self.folder = cache_root() / SAMPLES / digest
         self._keys: list[bytes] = []
         self._rows: list[Features] = []
         self._saved = time.monotonic()
