@@ -126,6 +126,16 @@ def fit(
             rich_help_panel=options.OUTPUT,
         ),
     ] = "",
+    adapter_only: Annotated[
+        bool,
+        typer.Option(
+            "--adapter-only",
+            help="With --tune lora: write the factors and all else that was trained, in the format "
+            "of PEFT, instead of all weights; the network's own weights must be at hand where the "
+            "model is used.",
+            rich_help_panel=options.OUTPUT,
+        ),
+    ] = False,
     force: Annotated[
         bool,
         typer.Option(
@@ -148,8 +158,10 @@ def fit(
         raise SpecError(f"two methods given, {method} and --method {method_}; give only one")
     chosen = method or method_
     if like is not None or add:
-        if chosen is not None or like is None or not add:
-            raise SpecError("give --like FOLDER and --add NAME=PATH together, and no METHOD")
+        if chosen is not None or like is None or not add or adapter_only:
+            raise SpecError(
+                "give --like FOLDER and --add NAME=PATH together, without METHOD and --adapter-only"
+            )
         keep = {"held_out": not no_held_out, "license": license_, "overwrite": force}
         _refit(dataset, like, add, out, {**values}, keep)
         return
@@ -171,6 +183,7 @@ def fit(
             hold_out=hold_out,
             held_out=not no_held_out,
             license=license_,
+            adapter_only=adapter_only,
             overwrite=force,
             pool=pool,
             **words,

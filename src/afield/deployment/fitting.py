@@ -15,26 +15,25 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from torch import nn
-
 from afield import own_code
-from afield.compute import deterministic, preserve_torch_state
+from afield.compute import deterministic
 from afield.data.bag_of_words import restore_vocabulary
 from afield.data.domains import DomainSet
 from afield.data.frames import split_spec
 from afield.data.inputs import Inputs
 from afield.data.lookup import find_dataset
 from afield.data.scaling import TableScaling
+from afield.deployment.adapter_folder import base_of, check_adapter_only, without_base
 from afield.deployment.distances import MAHALANOBIS
 from afield.deployment.estimates import calibrate, estimate_accuracy, fit_strangeness
+from afield.deployment.front_encoder import build_encoder, put_encoder_in_front
 from afield.deployment.input_statistics import measure_training_data
-from afield.deployment.model import EncodedNetwork, Model, load
+from afield.deployment.model import Model, load
 from afield.deployment.model_card import render_card
 from afield.deployment.model_folder import (
     Architecture,
     Description,
     Estimate,
-    FrozenEncoder,
     check_output_folder,
     write_model,
 )
@@ -45,11 +44,9 @@ from afield.deployment.recipes import (
     plan_whole,
     recipes_on_features,
 )
-from afield.errors import AfieldError, DataError, SpecError
+from afield.errors import DataError, SpecError
 from afield.networks.backbone import Classifier, find_backbone
 from afield.networks.ensemble import EnsembleNetwork
-from afield.networks.inference import BatchPredictor
-from afield.networks.pretrained import Encoder
 from afield.progress import progress, track
 from afield.runs.finished import FinishedRun, reopen
 from afield.runs.pool import Pool, default_pool
@@ -71,6 +68,8 @@ from afield.training.own_classifier import check_stored
 
 log = logging.getLogger(__name__)
 
+# Settings whose values may be paths, which a command does not show.
+WITH_PATHS = ("backbone", "weights")
 # The name that stands for the best recipe of a benchmark in the store.
 BEST = "best"
 # The word for a model that does not adapt to the files that it predicts.
@@ -97,6 +96,7 @@ class FitRequest:
     start: str = ""
     adapt: str = ""
     ensemble: int | None = None
+    adapter_only: bool = False
 
     def __post_init__(self) -> None:
         OPTIONS["ensemble"].check("ensemble", self.ensemble)
@@ -138,9 +138,10 @@ class FitRequest:
             ("ensemble", self.ensemble),
             ("adapt", self.adapt),
             ("finetune", self.finetune),
+            ("adapter_only", self.adapter_only),
         ]
         for name, setting in (self.settings or {}).items():
-            shown = name_without_path(setting) if name == "backbone" else setting
+            shown = name_without_path(setting) if name in WITH_PATHS else setting
             options.append(("set", f"{name}={shown}"))
         if not self.estimate:
             options.append(("estimate", False))
@@ -292,77 +293,6 @@ def _without_adaptation(runs: Sequence[Run], store: Store) -> list[Run]:
     return [read_record(store.root / run.base).run if run.adaptation else run for run in runs]
 
 
-def build_encoder(dataset: DomainSet) -> tuple[Encoder, nn.Module] | None:
-    """The network that computed the features of a dataset; None if they are not features.
-
-    If its weights are not at hand any more, that is logged, and the model takes features.
-    """
-    encoder = Encoder.from_provenance(dataset.provenance)
-    if encoder is None:
-        return None
-    try:
-        return encoder, encoder.build()
-    except AfieldError as error:
-        samples = "texts" if encoder.tokens else "images"
-        log.warning("the model will take features, not %s: %s", samples, error)
-        return None
-
-
-def put_encoder_in_front(
-    about: Description,
-    network: nn.Module,
-    encoder: Encoder,
-    features: nn.Module,
-    *,
-    dataset: str = "",
-) -> tuple[Description, nn.Module]:
-    """The description and network of the model that takes the images or texts themselves.
-
-    `dataset` is the name of the dataset whose features were computed.
-    """
-    if isinstance(network, BatchPredictor):
-        log.warning(
-            "%s: predicts from batches, so the model takes features, not %s",
-            about.name,
-            "texts" if encoder.tokens else "images",
-        )
-        return about, network
-    inputs = _text_inputs(encoder, dataset) if encoder.tokens else _image_inputs(encoder)
-    before = about.inputs
-    with preserve_torch_state(cuda=False):
-        whole = EncodedNetwork(features, before.stored[0], network)
-    whole.mean.copy_(before.per_channel(before.mean).expand_as(whole.mean))
-    whole.std.copy_(before.per_channel(before.std).expand_as(whole.std))
-    frozen = FrozenEncoder(encoder.backbone, before.stored[0], encoder.digest)
-    architecture: Architecture = replace(about.architecture, encoder=frozen)
-    return replace(about, inputs=inputs, architecture=architecture), whole.eval()
-
-
-def _image_inputs(encoder: Encoder) -> Inputs:
-    scaling = encoder.scaling()
-    kind: Any = encoder.kind
-    return Inputs(
-        kind=kind,
-        dtype="uint8",
-        stored=encoder.stored,
-        mean=tuple(scaling.mean.flatten().tolist()),
-        std=tuple(scaling.std.flatten().tolist()),
-        size=encoder.size,
-    )
-
-
-def _text_inputs(encoder: Encoder, dataset: str) -> Inputs:
-    return Inputs(
-        kind="texts",
-        dtype="int32",
-        stored=encoder.stored,
-        mean=(0.0,),
-        std=(1.0,),
-        tokenizer=find_backbone(encoder.backbone).tokenizer,
-        column=split_spec(dataset)[1].text,
-    )
-
-
 def fit(
     dataset: str | Path,
     method: str,
@@ -376,6 +306,7 @@ def fit(
     adapt: str = "",
     ensemble: int | None = None,
     settings: Mapping[str, Any] | None = None,
+    adapter_only: bool = False,
     estimate: bool = True,
     trials: int = 1,
     hold_out: float = 0.0,
@@ -414,6 +345,9 @@ def fit(
         models, and ``afield predict`` adapts. With ``best``, ``none`` leaves adapted models out.
     ensemble
         The number of trainings, with other seeds, whose mean prediction is the model.
+    adapter_only
+        Whether the folder has what LoRA has changed (with the setting `tune`), and of the network
+        that it started from the name and the digest, instead of all weights.
     estimate
         Whether to hold out domains, to estimate the accuracy and calibrate confidences.
     trials
@@ -457,12 +391,15 @@ def fit(
         start,
         adapt,
         ensemble,
+        adapter_only,
     )
     plan = plan_fit(request, opened)
     check_stored(plan.run.method)
     options: dict[str, Any] = {"threads": threads, "device": device}
     # Before anything is trained: its weights may be missing.
     encoder = build_encoder(find_dataset(plan.run.dataset))
+    if adapter_only:
+        check_adapter_only(plan.run)
     pool = pool or default_pool()
     records = _do_held_out(plan.held_out, opened, pool, options) if estimate else []
     adapted = _do_held_out(plan.adapted, opened, pool, options) if estimate else []
@@ -497,6 +434,9 @@ def fit(
         calibration=calibration,
         statistics=statistics if held_out else {},
     )
+    weights, config = network.state_dict(), None
+    if adapter_only:
+        about, weights, config = without_base(about, network, opened.folder(plan.run), plan.run)
     write_model(
         path,
         about,
@@ -505,8 +445,9 @@ def fit(
         render_card(about),
         held_out=outputs if held_out else (),
         overwrite=overwrite,
+        config=config,
     )
-    return load(path, device=device)
+    return load(path, device=device, base=base_of(plan.run) if adapter_only else None)
 
 
 def describe_model(finished: FinishedRun, folder: Path) -> Description:

@@ -27,6 +27,7 @@ from afield.compute import preserve_torch_state
 from afield.data.file_batches import FileBatch
 from afield.data.listing import HUB_PREFIX
 from afield.data.samples import Prepare
+from afield.deployment.adapter_folder import complete_weights
 from afield.deployment.held_out import DomainOutputs
 from afield.deployment.hub import fetch_model
 from afield.deployment.model_files import DESCRIPTION_FILE, WEIGHTS_FILE
@@ -433,11 +434,12 @@ class Model:
         return distances.tolist(), ranks.tolist(), strange, too_far.tolist()
 
 
-def load(folder: str | Path, *, device: str | None = None) -> Model:
+def load(folder: str | Path, *, device: str | None = None, base: str | Path | None = None) -> Model:
     """Load the model in a folder that `fit` has written; no code from the folder is run.
 
     ``hf:user/name`` is a model on the Hugging Face hub, which is downloaded once. `device` is
-    where the model computes, by default the CPU.
+    where the model computes, by default the CPU. If the folder has an adapter, `base` is the path
+    of the weights of its base, which are otherwise looked for.
 
     Examples
     --------
@@ -456,6 +458,8 @@ def load(folder: str | Path, *, device: str | None = None) -> Model:
         module = build_network(about)
     except AfieldError as error:
         raise DataError(f"{path / DESCRIPTION_FILE}: {error}") from None
+    if about.base is not None:
+        weights = complete_weights(about, module, weights, path, base)
     load_weights(module, weights, path / WEIGHTS_FILE)
     try:
         return Model(about, module, strangeness, device=device or "cpu", folder=path)

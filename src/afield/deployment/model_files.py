@@ -13,7 +13,16 @@ WEIGHTS_FILE, DISTANCES_FILE = "model.safetensors", "distance.safetensors"
 HELD_OUT_FILE = "held_out.safetensors"
 # Of an encoder of texts: its configuration and its tokenizer.
 ENCODER_FILES = ("encoder/config.json", "encoder/tokenizer.json")
-MODEL_FILES = (DESCRIPTION_FILE, CARD_FILE, WEIGHTS_FILE, DISTANCES_FILE, *ENCODER_FILES)
+# Of a model that is kept as a LoRA on a base: what PEFT calls these.
+ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
+MODEL_FILES = (
+    *ADAPTER_FILES,
+    DESCRIPTION_FILE,
+    CARD_FILE,
+    WEIGHTS_FILE,
+    DISTANCES_FILE,
+    *ENCODER_FILES,
+)
 # Suffixes of weights that can only be read by unpickling.
 PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
 

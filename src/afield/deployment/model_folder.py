@@ -5,6 +5,8 @@
     held_out.safetensors   outputs for held-out domains (see `held_out`), if they are kept
     encoder/               configuration and tokenizer of an encoder of texts (see `EncoderFiles`)
     model.json             everything else: `Description`
+    adapter_config.json, adapter_model.safetensors
+                           in place of the weights, if the folder has an adapter of a base
     README.md              the model card, the same for people (see `model_card`)
 
 The folder is written under a temporary name and renamed, so it is complete or absent. When it is
@@ -37,6 +39,7 @@ from afield.data.inputs import Inputs
 from afield.deployment.distances import MAHALANOBIS
 from afield.deployment.held_out import DomainOutputs, from_tensors, to_tensors
 from afield.deployment.model_files import (
+    ADAPTER_FILES,
     CARD_FILE,
     DESCRIPTION_FILE,
     DISTANCES_FILE,
@@ -99,6 +102,18 @@ class Architecture:
     def __post_init__(self) -> None:
         if not 0 <= self.members <= MAX_MEMBERS:
             raise SpecError(f"members={self.members}: an ensemble has at most {MAX_MEMBERS}")
+
+
+@dataclass(frozen=True)
+class Base:
+    """The network that an adapter changes: its name, its first weights, and a digest of these.
+
+    `weights` is ``hub`` or the name of a file.
+    """
+
+    backbone: str
+    weights: str
+    digest: str
 
 
 @dataclass(frozen=True)
@@ -221,9 +236,10 @@ class Description:
 
     `run` is the training, without the paths of data and initial weights. `merged` says how the
     weights were merged from others, if they were. `adaptation` is the test-time adaptation that the
-    model is meant for, and that the estimate is about; empty for most models. `held_out` are the
-    domains whose outputs are kept, `statistics` has means of properties of the inputs of every
-    training domain (see `input_statistics`), and `files` has the SHA-256 of the safetensors files.
+    model is meant for, and that the estimate is about; empty for most models. `base` is set if the
+    folder has an adapter instead of the weights. `held_out` are the domains whose outputs are kept,
+    `statistics` has means of properties of the inputs of every training domain (see
+    `input_statistics`), and `files` has the SHA-256 of the safetensors files.
     """
 
     name: str
@@ -240,6 +256,7 @@ class Description:
     license: Annotated[str, Field(alias="licence")] = ""
     estimate: Estimate | None = None
     calibration: Calibration | None = None
+    base: Base | None = None
     held_out: tuple[str, ...] = ()
     statistics: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     files: Mapping[str, str] = field(default_factory=dict)
@@ -362,11 +379,16 @@ def write_model(
     *,
     held_out: Sequence[DomainOutputs] = (),
     overwrite: bool = False,
+    config: Mapping[str, Any] | None = None,
 ) -> Description:
-    """Write a complete model folder or nothing; return the description with its hashes."""
+    """Write a complete model folder or nothing; return the description with its hashes.
+
+    If the description has a base, `weights` are an adapter, and `config` is its configuration.
+    """
     check_output_folder(out, overwrite=overwrite)
     description = replace(description, held_out=tuple(domain.name for domain in held_out))
-    tensors = {WEIGHTS_FILE: {name: value.cpu().contiguous() for name, value in weights.items()}}
+    kept = ADAPTER_FILES[1] if description.base else WEIGHTS_FILE
+    tensors = {kept: {name: value.cpu().contiguous() for name, value in weights.items()}}
     if strangeness is not None:
         tensors[DISTANCES_FILE] = strangeness.tensors()
     if held_out:
@@ -375,12 +397,17 @@ def write_model(
         with atomic_write(out, durable=True, folder=True) as folder:
             for name, content in tensors.items():
                 (folder / name).write_bytes(save(content, metadata={"format": "pt"}))
-            files = (*tensors, *copy_encoder(description, folder))
+            if config is not None:
+                text = json.dumps(config, indent=1, sort_keys=True) + "\n"
+                (folder / ADAPTER_FILES[0]).write_text(text, encoding="utf-8")
+            configured = ADAPTER_FILES[:1] if config is not None else ()
+            files = (*tensors, *configured, *copy_encoder(description, folder))
             hashed = replace(description, files={name: sha256(folder / name) for name in files})
             fields = _DESCRIPTION.dump_python(without_paths(hashed), mode="json", by_alias=True)
             # What is None in a run was added later; other folders do not have it.
             if fields["run"] is not None:
                 fields["run"] = {k: v for k, v in fields["run"].items() if v is not None}
+            fields = {k: v for k, v in fields.items() if k != "base" or v is not None}
             text = json.dumps(fields, indent=1) + "\n"
             (folder / DESCRIPTION_FILE).write_text(text, encoding="utf-8")
             (folder / CARD_FILE).write_text(card, encoding="utf-8")
@@ -392,14 +419,16 @@ def write_model(
 
 
 def read_model(folder: Path) -> tuple[Description, dict[str, Tensor], Strangeness | None]:
-    """Read and check the description, weights and strangeness of a model; no code is run."""
+    """Read and check the description, weights and strangeness of a model; no code is run.
+
+    If the description has a base, the weights are those of an adapter.
+    """
     check_model_folder(folder)
     description = read_description(folder)
-    if WEIGHTS_FILE not in description.files:
-        raise DataError(
-            f"{folder / DESCRIPTION_FILE}: has no hash of {WEIGHTS_FILE}; get the folder again"
-        )
-    weights = _read_tensors(folder, WEIGHTS_FILE, description.files[WEIGHTS_FILE])
+    kept = ADAPTER_FILES[1] if description.base else WEIGHTS_FILE
+    if kept not in description.files:
+        raise DataError(f"{folder / DESCRIPTION_FILE}: has no hash of {kept}; get the folder again")
+    weights = _read_tensors(folder, kept, description.files[kept])
     if name := _encoder_name(description):
         find_backbone(name).check_size(weights)
     if DISTANCES_FILE not in description.files:

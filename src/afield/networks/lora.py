@@ -157,11 +157,16 @@ def _base_weight(module: nn.Module) -> nn.Parameter:
 def _merged_weight(module: Any) -> Tensor:
     """W', always in the precision of W."""
     weight = _base_weight(module)
+    inner, outer = module._parameters[INNER], module._parameters[OUTER]
     with torch.autocast(weight.device.type, enabled=False):
-        outer = module._parameters[OUTER].flatten(1) * module.lora_scale
-        change = (outer @ module._parameters[INNER].flatten(1)).view(weight.shape)
+        change = low_rank_change(inner, outer, module.lora_scale).view(weight.shape)
     # The sum has the memory layout of its first term, on which the last digits of outputs depend.
     return weight.detach() + change
+
+
+def low_rank_change(inner: Tensor, outer: Tensor, scale: float) -> Tensor:
+    """The change s B A of weights as a matrix."""
+    return (outer.flatten(1) * scale) @ inner.flatten(1)
 
 
 @cache

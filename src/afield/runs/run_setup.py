@@ -153,7 +153,7 @@ def set_up_on(
     first_weights = weights_digest(model)[:16] if is_own else ""
     if run.base and not run.adaptation and not run.members:
         model.load_state_dict(read_run_weights(machine.store / run.base))
-    _freeze(model, run, run_data.shape)
+    freeze(model, run, run_data.shape)
     learner = method.setup(model, task)
     own = {id(parameter) for parameter in learner.model.parameters()}
     keeps_network = all(id(parameter) in own for parameter in model.parameters())
@@ -186,7 +186,7 @@ def set_up_on(
     )
 
 
-def _freeze(model: Classifier, run: Run, shape: tuple[int, ...]) -> None:
+def freeze(model: Classifier, run: Run, shape: tuple[int, ...]) -> None:
     """Freeze what the run does not train, and add the factors that it trains."""
     freeze_blocks(model.features, run.freeze_blocks, run.backbone)
     # The weights of derived runs have the products of factors in them.

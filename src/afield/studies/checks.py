@@ -22,7 +22,6 @@ from afield.data.domains import (
 from afield.data.scaling import extreme_value_warnings
 from afield.errors import SpecError
 from afield.networks.backbone import HUB, find_backbone, network
-from afield.networks.freezing import freeze_blocks
 from afield.progress import progress
 from afield.runs.run import Run
 from afield.runs.run_data import RunData, truncation_warnings
@@ -30,6 +29,7 @@ from afield.runs.run_setup import (
     PLACEHOLDER_METHOD,
     Machine,
     TrainingState,
+    freeze,
     load_domains,
     run_adaptation,
     run_prompts,
@@ -132,7 +132,7 @@ def check_data_and_network(dataset: DomainSet, run: Run) -> None:
         prompts = run_prompts(run, dataset)
         options: dict[str, Any] = {"weights": run.weights, "class_names": prompts}
         net = network(run.backbone, shape, len(classes), **options)
-        freeze_blocks(net.features, run.freeze_blocks, run.backbone)
+        freeze(net, run, shape)
 
 
 # The note about unseen classes names at most this many domains.
