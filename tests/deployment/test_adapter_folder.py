@@ -71,7 +71,7 @@ def test_the_base_is_found_by_its_name(home, tmp_path, monkeypatch):
         afield.load(home / "adapter")
     shutil.copy(home / "first.safetensors", tmp_path)
     model = afield.load(home / "adapter")
-    export(home / "adapter", tmp_path / "model.pt2", to="torch")
+    assert export(model, "torch", tmp_path / "model.pt2").exists()
     assert model.classes == ("blue", "red")
 
 
