@@ -440,7 +440,7 @@ def fit(
     write_model(
         path,
         about,
-        network.state_dict(),
+        weights,
         strangeness,
         render_card(about),
         held_out=outputs if held_out else (),
