@@ -295,8 +295,8 @@ def versions(run: Run) -> dict[str, str]:
     if run.size:
         packages["pillow"] = version("pillow")
     if registry.is_classical(run.method):
-        package = registry.find("methods", run.method).package
-        packages[package] = version(package)
+        method = registry.find("methods", run.method)()
+        packages[method.package] = method.package_version()
     return {**packages, "python": platform.python_version(), "code": code_digest(run)}
 
 

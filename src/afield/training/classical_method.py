@@ -14,6 +14,7 @@ from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
@@ -29,6 +30,8 @@ from afield.training.method import Method
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_matrix
+
+    from afield.data.modality import Modality
 
 Arrays = dict[str, NDArray[Any]]
 # Numbers in a matrix that is not sparse: 1 GiB of float32.
@@ -95,6 +98,16 @@ class ClassicalMethod(Method):
     head: ClassVar[type[FittedHead] | None] = None
     package: ClassVar[str] = "scikit-learn"
 
+    def check_modality(self, modality: "Modality") -> None:
+        """Raise `SpecError` if the package is not installed; every kind of samples will do."""
+        super().check_modality(modality)
+        self.package_version()
+
+    def package_version(self) -> str:
+        """The version of the package."""
+        module = "sklearn" if self.package == "scikit-learn" else self.package
+        return str(installed(module, self.name).__version__)
+
     def setup(self, model: nn.Module, task: Task) -> Learner:
         """The inputs of the network, and a head that is not fitted yet."""
         if not isinstance(model, Classifier):
@@ -145,6 +158,17 @@ def fitting(threads: int) -> Iterator[None]:
     with threadpool_limits(threads), warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)
         yield
+
+
+def installed(package: str, method: str) -> Any:
+    """A package that afield does not require; raise `SpecError` if it is not installed."""
+    try:
+        return import_module(package)
+    except ImportError as error:
+        raise SpecError(
+            f"{method}: needs the package {package}, which cannot be imported ({error}); try: pip "
+            f"install {package}"
+        ) from None
 
 
 def check_matrix_size(method: str, samples: int, width: int) -> None:
