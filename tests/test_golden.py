@@ -14,6 +14,7 @@ import shutil
 import numpy as np
 import pytest
 import torch
+from pydantic import TypeAdapter
 
 import afield
 from afield import registry
@@ -26,6 +27,7 @@ from afield.runs.run_setup import versions
 from afield.runs.runner import execute
 from afield.runs.store import Store
 from afield.runs.sweep import complete
+from afield.training.scores import Checkpoint
 from tests.files import GOLDEN
 
 FLAT = GOLDEN / "flat"
@@ -122,7 +124,9 @@ def test_an_interrupted_run_continues_from_its_snapshot(store, caplog):
     assert [checkpoint["step"] for checkpoint in before] == [3, 6]
     # The versions of packages are those of this machine; the digest of the code is the old one.
     state["made"] = {**state["made"], **versions(run), "code": state["made"]["code"]}
-    torch.save(state, path)
+    # Written again as snapshots are today, with a digest of their content.
+    done = TypeAdapter(tuple[Checkpoint, ...]).validate_json(state.pop("checkpoints"))
+    store.put_snapshot(run, state, done)
     with caplog.at_level(logging.WARNING):
         record = execute(run, store)
     assert not caplog.text

@@ -181,7 +181,7 @@ def test_what_does_not_fit_is_refused_in_one_line(tmp_path):
     cases = (
         ({"dataset": 3}, "int is not data"),
         ({"dataset": {"a": 1, "b": 2}}, "is no torch Dataset"),
-        ({"methods": [nn.Linear]}, "is no Method"),
+        ({"methods": [nn.Linear]}, "is neither a Method nor a classifier"),
         ({"backbone": 3}, "is no network"),
         ({"backbone": wrong}, r"returns \(1, 7\).*must return \(1, 2\)"),
         ({"backbone": nn.Conv2d(3, 2, 3)}, "cannot be built for inputs"),
