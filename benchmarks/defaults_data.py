@@ -118,30 +118,38 @@ def emoji_file(packages: Path, out: Path) -> Path:
     out.mkdir(parents=True, exist_ok=True)
     x, y, domain = [], [], []
     for number, vendor in enumerate(VENDORS):
-        with tarfile.open(_package(packages, f"emoji-datasource-{vendor}-*.tgz")) as archive:
-            files = {member.name: member for member in archive}
-            entries = json.load(_open(archive, files["package/emoji.json"]))
-            drawn = [e for e in entries if all(e[f"has_img_{each}"] for each in VENDORS)]
-            kept = [e for e in drawn if e["category"] not in LEFT_OUT]
-            kept.sort(key=lambda entry: entry["unified"])
-            order = np.random.default_rng(0).permutation(len(kept))
-            for index in order[number :: len(VENDORS)]:
-                member = files[f"package/img/{vendor}/64/{kept[index]['image']}"]
-                x.append(_pixels(_open(archive, member)))
-                y.append(kept[index]["category"])
-                domain.append(vendor)
+        files = _files(_package(packages, f"emoji-datasource-{vendor}-*.tgz"), f"{vendor}/64/")
+        entries = json.loads(files["emoji.json"])
+        drawn = [e for e in entries if all(e[f"has_img_{each}"] for each in VENDORS)]
+        kept = [e for e in drawn if e["category"] not in LEFT_OUT]
+        kept.sort(key=lambda entry: entry["unified"])
+        order = np.random.default_rng(0).permutation(len(kept))
+        for index in order[number :: len(VENDORS)]:
+            x.append(_pixels(files[kept[index]["image"]]))
+            y.append(kept[index]["category"])
+            domain.append(vendor)
     np.savez_compressed(path, X=np.stack(x), y=np.array(y), domain=np.array(domain))
     return path
 
 
-def _open(archive: tarfile.TarFile, member: tarfile.TarInfo) -> io.BytesIO:
-    content = archive.extractfile(member)
-    assert content is not None
-    return io.BytesIO(content.read())
+def _files(package: Path, folder: str) -> dict[str, bytes]:
+    """The list of emoji and the images in a folder, by name, in one pass over the archive."""
+    files = {}
+    with tarfile.open(package, "r|gz") as archive:
+        for member in archive:
+            name = member.name.rpartition("/")[2]
+            if f"/img/{folder}" in member.name or member.name == "package/emoji.json":
+                content = archive.extractfile(member)
+                files[name] = content.read() if content else b""
+    return files
 
 
-def _pixels(file: io.BytesIO) -> np.ndarray:
+def _pixels(content: bytes) -> np.ndarray:
     """An image on white, channels last."""
-    image = Image.open(file).convert("RGBA").resize((SIDE, SIDE), Image.Resampling.BILINEAR)
+    image = (
+        Image.open(io.BytesIO(content))
+        .convert("RGBA")
+        .resize((SIDE, SIDE), Image.Resampling.BILINEAR)
+    )
     white = Image.new("RGBA", image.size, "white")
     return np.asarray(Image.alpha_composite(white, image).convert("RGB"))
