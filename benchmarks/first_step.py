@@ -11,6 +11,7 @@ from pathlib import Path
 SCRIPT = """
 import sys, time
 sys.argv = "afield train rotated_digits erm --target 0deg --store runs --steps 2".split()
+sys.argv += ["--set", "augment=none"]
 from afield.cli import main
 import afield.training.method as method
 update = method.Method.update

@@ -21,7 +21,7 @@ from afield.studies.planning import plan_run
 
 def asked(count: int, steps: int) -> list[Run]:
     """So many runs, all different."""
-    settings = {"steps": steps, "every": steps // 5}
+    settings = {"steps": steps, "every": steps // 5, "augment": "none"}
     return [
         plan_run("rotated_digits", "erm", target="0deg", trial=trial, settings=settings)
         for trial in range(count)
