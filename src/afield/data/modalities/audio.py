@@ -27,7 +27,9 @@ MPEG_FRAME = 1152
 UNKNOWN_LENGTH = 0xFFFFFFFF
 MAX_OGG_PAGE_BYTES = 65_307
 # A step with samples of all of a dozen speakers would only take longer.
-AUDIO_TRAINING = Training(steps=600, batch=16, backbone="small:audio", domains_per_step=4)
+AUDIO_TRAINING = Training(
+    steps=600, every=120, batch=16, backbone="small:audio", domains_per_step=4
+)
 
 
 @dataclass(frozen=True)
