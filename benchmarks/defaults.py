@@ -29,10 +29,11 @@ from scipy import stats
 
 import afield
 from afield.data.domains import data_root
+from afield.data.modalities.audio import AUDIO_TRAINING
+from afield.data.modalities.table import Table
 from afield.runs.record import Record
 from afield.runs.selection import RULES
 from afield.runs.store import open_store
-from afield.studies.settings import CHECKPOINTS_PER_RUN
 
 
 @dataclass(frozen=True)
@@ -53,15 +54,14 @@ CANDIDATES = {
         ),
         Candidate("mean and deviation", MOMENTS),
         Candidate("no dropout", {"backbone": "small:mlp"}),
-        Candidate("600 steps", {"steps": 600}),
-        Candidate("60 checkpoints", {"every": 5}),
+        Candidate("weight decay of 0.01", {"weight_decay": 0.01}),
+        Candidate("5 checkpoints, less decay", {"every": 60, "weight_decay": 0.01}),
         Candidate("linear", {"backbone": "linear", "lr": 0.01}),
     ),
     "images": (
         Candidate("the defaults"),
         Candidate("before: no augmentation", {"augment": "none"}),
         Candidate("full augmentation", {"augment": "full"}),
-        Candidate("twice as many steps", {"steps": 1200}),
     ),
     "sounds": (
         Candidate("the defaults"),
@@ -78,8 +78,13 @@ CANDIDATES = {
         Candidate("300 steps", {"steps": 300}),
     ),
 }
-# Steps between checkpoints of all candidates for sounds.
-SOUND_EVERY = 120
+# Defaults that candidates replace, as datasets and networks declare them.
+USUAL: dict[str, Mapping[str, Any]] = {
+    "tables": vars(Table.training),
+    "images": {"augment": "light"},
+    "sounds": vars(AUDIO_TRAINING),
+    "texts": {"backbone": "bag:", "lr": 0.02, "steps": 150},
+}
 # Columns of the tables that are not called label and domain.
 COLUMNS = {"heart": {"label": "diagnosis", "domain": "hospital"}, "reviews": {"text": "text"}}
 # Texts are many: so many of each class and domain are trained on.
@@ -126,25 +131,25 @@ def accuracies(records: Iterable[Record]) -> dict[tuple[str, int], float]:
 
 
 def group_records(kind: str, records: Iterable[Record]) -> Results:
-    """Accuracies by candidate and dataset; a candidate is known by what was set by hand."""
+    """Accuracies by candidate and dataset."""
+    names = sorted({name for candidate in CANDIDATES[kind] for name in candidate.settings})
     grouped = defaultdict(list)
     for record in records:
-        grouped[_form(record.run.given), short_name(record)].append(record)
+        form = _form({name: getattr(record.run, name) for name in names})
+        grouped[form, short_name(record)].append(record)
     results = {}
     for candidate in CANDIDATES[kind]:
+        settings = {name: USUAL[kind][name] for name in names} | dict(candidate.settings)
         for (form, dataset), group in grouped.items():
-            if form == _form(candidate.settings):
+            if form == _form(settings):
                 results[candidate.name, dataset] = accuracies(group)
     return results
 
 
 def _form(settings: Mapping[str, Any]) -> str:
-    """What tells candidates apart: settings that a record lists even if they are automatic."""
-    automatic = settings.get("steps", 0) // CHECKPOINTS_PER_RUN
-    shared = ["report", "limit", "optimizer"]
-    if settings.get("every") in (automatic, SOUND_EVERY):
-        shared.append("every")
-    return str(sorted((name, str(v)) for name, v in settings.items() if name not in shared))
+    """Settings as records have them, where two values mean the same."""
+    same = {("optimizer", "adam"): "", ("augment", "none"): "", ("columns", ""): "robust"}
+    return str([(name, same.get((name, value), value)) for name, value in sorted(settings.items())])
 
 
 def gain(results: Results, name: str, reference: str) -> tuple[float, float]:
@@ -181,6 +186,11 @@ def show(kind: str, results: Results) -> None:
         print(f"| {name} | {' | '.join(cells)} | {difference} |")
 
 
+def is_chosen(name: str, names: str | None) -> bool:
+    """Whether a name is in a list on the command line; without a list, all names are."""
+    return names is None or name in names.split(";")
+
+
 def main() -> None:
     """Do the runs that are missing, or read an archive, and print the table."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
@@ -190,13 +200,13 @@ def main() -> None:
     parser.add_argument("--records", type=Path, help="an archive to read instead of doing runs")
     parser.add_argument("--trials", type=int, default=2)
     parser.add_argument("--candidates", help="names of some candidates, separated by ';'")
+    parser.add_argument("--datasets", help="names of some datasets, separated by ';'")
     asked = parser.parse_args()
     if asked.records is None:
-        chosen = asked.candidates.split(";") if asked.candidates else None
         files = datasets(asked.kind, asked.packages, asked.store / "made")
         for candidate in CANDIDATES[asked.kind]:
-            if chosen is None or candidate.name in chosen:
-                for name, dataset in files.items():
+            for name, dataset in files.items():
+                if is_chosen(candidate.name, asked.candidates) and is_chosen(name, asked.datasets):
                     run(candidate, name, dataset, asked.trials, asked.store / asked.kind)
     source = asked.records or asked.store / asked.kind
     show(asked.kind, group_records(asked.kind, open_store(source)))

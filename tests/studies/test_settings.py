@@ -48,6 +48,20 @@ def test_pictures_in_files_have_a_size_and_the_augmentation_that_suits_it(settin
     assert set(run.given) == set(settings)
 
 
+def test_a_setting_labels_the_row_if_it_differs_from_the_default_of_the_dataset():
+    assert planned(DIGITS).augment == "light"
+    assert planned(DIGITS, augment="none").given == {"augment": "none"}
+    assert planned(DIGITS, augment="light").given == {}
+    assert planned(MANY, augment="none").given == {}
+
+
+def test_the_weight_decay_of_adamw_is_no_default_of_other_optimizers():
+    table = replace(MANY, training=Training(optimizer="adamw", weight_decay=3.0))
+    assert planned(table).weight_decay == planned(table, optimizer="adamw").weight_decay == 3.0
+    assert planned(table, optimizer="sgd").weight_decay == 0.0
+    assert planned(table, optimizer="adam", weight_decay=0.1).weight_decay == 0.1
+
+
 def test_an_augmentation_that_there_is_not_is_refused():
     with pytest.raises(SpecError, match="augment"):
         planned(PHOTOS, augment="heavy")

@@ -168,7 +168,7 @@ def resolve_run(
         name
         for name in OPTIONAL_SETTINGS
         if name in chosen[""]
-        and resolve_settings({**drawn[""], name: None}, dataset)[name] == training[name]
+        and resolve_settings({**drawn[""], name: usual[""][name]}, dataset)[name] == training[name]
     }
     run = Run(
         dataset=dataset.spec,
@@ -357,6 +357,11 @@ def _start(dataset: DomainSet, chosen: Mapping[str, Any], method: type[Method]) 
         usual |= backbone.fine_tuning_settings
     elif tuned and not find_backbone(dataset.training.backbone).is_pretrained():
         usual["lr"] = FINE_TUNING_LR
+    # AdamW's weight decay shrinks weights. That of other optimizers is a penalty on the loss, for
+    # which the same number would be far too much.
+    optimizer = canonical_optimizer(chosen.get("optimizer") or usual["optimizer"])
+    if usual["optimizer"] == "adamw" and optimizer != "adamw":
+        usual["weight_decay"] = 0.0
     return {**usual, **backbone.usual_settings}
 
 
