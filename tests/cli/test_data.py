@@ -193,10 +193,38 @@ def test_check_shows_the_prompts_for_clip(afield, tmp_path):
     pictures(tmp_path / "own")
     code, out, _ = afield("data", "check", "own")
     assert code == 0
-    assert "prompts for CLIP: a photo of a bright. a photo of the bright." in out
+    assert "prompts" not in out
     (tmp_path / "names.csv").write_text("class,name\nbright,bright scene\n")
     (tmp_path / "templates.txt").write_text("a view of a {}.\n")
     files = ("--class-names", "names.csv", "--templates", "templates.txt")
     code, out, _ = afield("data", "check", "own", *files)
     assert "prompts for CLIP: a view of a bright scene.\n" in out
     assert "class names for CLIP: bright scene, dark\n" in out
+
+
+def test_check_lists_everything_that_is_in_the_wrong_place_at_once(afield, tmp_path):
+    root = pictures(tmp_path / "photos")
+    strays = [
+        *(root / "home" / "dark" / "notes.docx", root / "home" / "dark" / "scan.dcm"),
+        *(root / "home" / "loose.png", root / "away office" / "bright" / "more"),
+    ]
+    for stray in strays[:3]:
+        stray.write_bytes(b"x")
+    strays[3].mkdir()
+    code, out, err = afield("data", "check", str(root))
+    assert (code, len(out.splitlines())) == (1, len(strays))
+    for stray in strays:
+        assert str(stray) in out
+    assert "scan.dcm: a DICOM file" in out
+    assert "these 4" in err
+    for stray in strays[:3]:
+        stray.unlink()
+    strays[3].rmdir()
+    code, out, _ = afield("data", "check", str(root))
+    assert code == 0
+    assert "a photo of" not in out
+
+
+def test_a_domain_in_place_of_its_dataset_is_noticed(refusal, tmp_path):
+    root = pictures(tmp_path / "photos")
+    assert f"did you mean {root}?" in refusal("data", "check", str(root / "home"))

@@ -10,6 +10,8 @@ import pandas as pd
 import pytest
 from rich.console import Console
 
+from afield.errors import AfieldError
+from afield.reporting.claims import all_claims
 from afield.reporting.formats import (
     FORMATS,
     abbreviate,
@@ -18,6 +20,7 @@ from afield.reporting.formats import (
     as_markdown,
     as_power_table,
     as_rich,
+    choose_columns,
 )
 from afield.reporting.table import tabulate
 from afield.runs.selection import RULES
@@ -89,22 +92,36 @@ def test_where_all_are_equal_nothing_is_marked(methods):
     assert "underline" not in as_latex(frame)
 
 
-def test_latex_has_the_best_in_bold_and_the_second_underlined():
-    frame = tabulate(
-        benchmark([[0.9, 0.5, 0.7], [0.8, 0.6, 0.7]])
-        + benchmark([[0.95, 0.4, 0.7], [0.95, 0.5, 0.7]], method="vrex"),
-        rules=["sources"],
-    )
-    lines = as_latex(frame).splitlines()
-    erm = r"erm & \underline{85.0 $\pm$ 5.0} & \textbf{55.0 $\pm$ 5.0} & 70.0 $\pm$ 0.0 & "
-    vrex = r"vrex & \textbf{95.0 $\pm$ 0.0} & \underline{45.0 $\pm$ 5.0} & 70.0 $\pm$ 0.0 & "
-    assert sum(line.startswith(erm) for line in lines) == 1
-    assert sum(line.startswith(vrex) for line in lines) == 1
-    assert all(line.endswith(r" \\") for line in lines if " & " in line)
-    assert r"\begin{tabular}{lcccccc}" in lines
-    (caption,) = [line for line in lines if r"\caption" in line]
-    assert caption.startswith(r"\caption{things, training-domain validation: accuracy (\%)")
-    assert r"$\pm$ standard error over 2 trials; in-domain: on the validation " in caption
+def test_latex_marks_only_what_is_more_than_chance():
+    plain = [[0.51, 0.6, 0.55], [0.5, 0.6, 0.56], [0.52, 0.62, 0.55], [0.51, 0.61, 0.57]]
+    better = [[0.72, 0.79, 0.75], [0.7, 0.81, 0.75], [0.71, 0.82, 0.76], [0.73, 0.8, 0.77]]
+    clear = (plain, better)
+    records = benchmark(clear[0]) + benchmark(clear[1], method="vrex")
+    frame = tabulate(records, rules=["sources"])
+    assert "textbf" not in as_latex(frame)
+    text = as_latex(frame, tested=all_claims(records, frame), caption="Mine & yours.")
+    erm, vrex = (next(x for x in text.splitlines() if x.startswith(m)) for m in ("erm", "vrex"))
+    assert "textbf" not in erm
+    assert "^{*}" not in erm
+    assert vrex.count(r"\textbf") == vrex.count("$^{*}$") == 1
+    assert r"\caption{Mine \& yours. $^{*}$: differs from plain training" in text
+    assert "underline" not in text
+    # The same means from trials that vary too much.
+    noisy = benchmark([[0.9, 0.5, 0.7], [0.5, 0.6, 0.7]])
+    noisy += benchmark([[0.95, 0.4, 0.7], [0.95, 0.5, 0.7]], method="vrex")
+    frame = tabulate(noisy, rules=["sources"])
+    text = as_latex(frame, tested=all_claims(noisy, frame))
+    assert "textbf" not in text
+    assert "^{*}" not in text
+
+
+def test_columns_are_chosen_in_their_order():
+    frame = tabulate(benchmark([[0.9, 0.5, 0.7], [0.8, 0.6, 0.7]]), rules=["sources"])
+    first = next(name for name in frame["domain"] if name not in ("mean", "worst"))
+    text = as_latex(choose_columns(frame, ["mean", first]))
+    assert rf"method & mean & {first} \\" in text
+    with pytest.raises(AfieldError, match="no column 'meen'; did you mean 'mean'"):
+        choose_columns(frame, ["meen"])
 
 
 def test_latex_escapes_names():
@@ -227,7 +244,7 @@ def test_of_calibration_errors_the_least_is_best_of_accuracies_the_greatest():
     assert rows["dmg"][-2:] == ["*20.0*", "**80.0**"]
     latex = as_latex(tabulate(records, rules=["sources"]))
     assert r"calibration error & accuracy at 90 \% \\" in latex
-    assert r"\textbf{10.0} & 60.0 \\" in latex
+    assert r"10.0 & 60.0 \\" in latex
 
 
 def test_a_terminal_without_room_leaves_out_confidence_and_says_so():

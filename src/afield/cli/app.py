@@ -116,6 +116,8 @@ def main() -> None:
     except AfieldError as error:
         _fail(error)
     except BrokenPipeError:
+        # Who read the output has left; Python would report that again on its exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
     except OSError as error:
         advice = FILE_ADVICE.get(error.errno or 0, "")

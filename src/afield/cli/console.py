@@ -337,10 +337,13 @@ def print_outcomes(
     quiet: bool = False,
     metric: str = "",
     over_datasets: bool = False,
+    columns: Sequence[str] = (),
+    caption: str = "",
 ) -> None:
     """Print the table on standard output; failures and the stores on standard error."""
     from afield.reporting.charts.samples import describe_groups
-    from afield.reporting.formats import FORMATS, as_rich
+    from afield.reporting.claims import all_claims
+    from afield.reporting.formats import FORMATS, as_latex, as_rich, choose_columns
     from afield.reporting.sentences import claim_lines
     from afield.reporting.table import tabulate
     from afield.runs.record import Failure, Record
@@ -356,9 +359,12 @@ def print_outcomes(
         names = ", ".join(rules)
         err.print(f"no table: too few runs for the selection rules {names}; try --rules all")
     claims = claim_lines(records, frame)
+    frame = choose_columns(frame, columns) if columns else frame
     if output_format == "console":
         for table in as_rich(frame, out.width, claims):
             out.print(table)
+    elif output_format == "latex":
+        out.say(as_latex(frame, claims, tested=all_claims(records, frame), caption=caption))
     else:
         out.say(FORMATS[output_format](frame, claims))
     for failure in failures:

@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from afield.cli import console, options
+from afield.errors import DataError
 
 if TYPE_CHECKING:
     from afield.data.inspection import Inspection
@@ -88,43 +89,71 @@ def check(
     ] = False,
     **values: Any,
 ) -> None:
-    """Count the samples of a dataset, report problems, and show the prompts for CLIP.
+    """Count the samples of a dataset, and report problems.
 
     For image files, the sizes of the smallest, median and largest image of
-    every domain are shown too, and for texts their median lengths.
+    every domain are shown too, and for texts their median lengths. With
+    --class-names or --templates, the prompts for CLIP are shown.
 
     Problems are broken files, the same sample in several domains, missing
     classes and imbalance. The exit code is 1 if files are broken.
     """
-    from afield.data.inspection import (
-        contact_sheet,
-        describe_facts,
-        describe_prompts,
-        inspect_dataset,
-        sheet_path,
-    )
+    from afield.data.inspection import contact_sheet, sheet_path
     from afield.files import check_output
 
     if out is not None:
         check_output(sheet_path(out), overwrite=force)
-    with console.show_progress():
-        inspection = inspect_dataset(options.name_dataset(dataset, values), decode=decode)
-    console.out.print(_count_table(inspection))
-    facts = inspection.facts
-    if sizes := [fact for fact in facts if isinstance(fact.value, tuple)]:
-        console.out.print(_size_table(sizes))
-    lines = describe_facts([fact for fact in facts if isinstance(fact.value, int)])
+    inspection = _inspect(dataset, values, decode=decode)
     files = (values["class_names"] or "", values["templates"] or "")
-    for line in [*lines, *describe_prompts(inspection.dataset, *files)]:
-        console.out.say(line)
-    if not inspection.decoded:
-        console.err.say("only headers were read; --decode also finds images that are cut short")
-    _print_remarks(inspection.remarks)
+    _print_inspection(inspection, files)
     if out is not None:
         path = contact_sheet(inspection, out)
         console.err.say(f"contact sheet in {path}")
     if inspection.broken:
         raise typer.Exit(1)
+
+
+def _inspect(dataset: str, values: dict[str, Any], *, decode: bool) -> "Inspection":
+    """Read a dataset; if a folder has files in the wrong place, print all of them and exit."""
+    from afield.data.inspection import inspect_dataset
+
+    try:
+        with console.show_progress():
+            return inspect_dataset(options.name_dataset(dataset, values), decode=decode)
+    except DataError:
+        if not _print_strays(Path(dataset)):
+            raise
+        raise typer.Exit(1) from None
+
+
+def _print_inspection(inspection: "Inspection", files: tuple[str, str]) -> None:
+    """Print counts, facts and remarks; `files` are those of the prompts for a CLIP."""
+    from afield.data.inspection import describe_facts, describe_prompts
+
+    console.out.print(_count_table(inspection))
+    facts = inspection.facts
+    if sizes := [fact for fact in facts if isinstance(fact.value, tuple)]:
+        console.out.print(_size_table(sizes))
+    lines = describe_facts([fact for fact in facts if isinstance(fact.value, int)])
+    # Only a CLIP sees prompts; whoever names files for them wants to read them.
+    prompts = describe_prompts(inspection.dataset, *files) if any(files) else []
+    for line in [*lines, *prompts]:
+        console.out.say(line)
+    if not inspection.decoded:
+        console.err.say("only headers were read; --decode also finds images that are cut short")
+    _print_remarks(inspection.remarks)
+
+
+def _print_strays(folder: Path) -> bool:
+    """Print all files and folders that are in the wrong place; returns whether there are any."""
+    from afield.data.sources.folders import find_strays
+
+    strays = find_strays(folder) if folder.is_dir() else []
+    for stray in strays:
+        console.out.say(f"- {stray}")
+    if strays:
+        console.err.say(f"{folder} cannot be read before these {len(strays)} are moved elsewhere")
+    return bool(strays)
 
 
 def _print_remarks(remarks: Sequence[str]) -> None:

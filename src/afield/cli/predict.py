@@ -1,6 +1,7 @@
 """The command ``afield predict``: predict the classes of files with a model."""
 
 import sys
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from itertools import chain
 from pathlib import Path
@@ -19,6 +20,10 @@ from afield.files import check_output
 if TYPE_CHECKING:
     from afield.deployment.model import Model
     from afield.deployment.predictions import Columns, Prediction
+
+
+# More predictions than this are counted by class on a terminal, which shows so many classes.
+MAX_ROWS, MAX_CLASSES = 50, 30
 
 
 def predict(
@@ -238,6 +243,9 @@ def _print_predictions(predictions: "Iterable[Prediction]", columns: "Columns") 
         return
     table = Table(box=box.SIMPLE)
     listed = list(rows)
+    if len(listed) > MAX_ROWS:
+        _print_classes(listed)
+        return
     # A terminal has no room for columns without content: no errors, or no known percentiles.
     names = [name for name in columns.names if any(row[name] not in (None, "") for row in listed)]
     for name in names:
@@ -247,6 +255,22 @@ def _print_predictions(predictions: "Iterable[Prediction]", columns: "Columns") 
         style = "bold" if row.get("abstain") or row["error"] else ""
         table.add_row(*(Text(_format_cell(row[name])) for name in names), style=style)
     console.out.print(table)
+
+
+def _print_classes(rows: list[dict[str, Any]]) -> None:
+    """Print how many predictions each class has, in place of so many rows."""
+    table = Table(box=box.SIMPLE)
+    for name in ("class", "predictions", "mean confidence"):
+        table.add_column(name, justify="left" if name == "class" else "right", overflow="fold")
+    read = [row for row in rows if not row["error"]]
+    counts = Counter(row["class"] for row in read)
+    for name, count in counts.most_common(MAX_CLASSES):
+        mean = sum(row["confidence"] for row in read if row["class"] == name) / count
+        table.add_row(Text(str(name)), f"{count:,}", f"{mean:.3g}")
+    console.out.print(table)
+    if len(counts) > MAX_CLASSES:
+        console.out.say(f"and {len(counts) - MAX_CLASSES} more classes")
+    console.out.say("--out answers.csv writes a row for each sample")
 
 
 def _format_cell(value: Any) -> str:

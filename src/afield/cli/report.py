@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from afield.cli import console, options
-from afield.errors import DataError
+from afield.errors import DataError, SpecError
 from afield.files import check_output
 from afield.training.metrics import DEFAULT_METRIC
 
@@ -32,12 +32,32 @@ def table(
     rules: ShownRules = "",
     metric: options.ShownMetric = DEFAULT_METRIC,
     format_: options.Format = "console",
+    *,
+    columns: Annotated[
+        str,
+        typer.Option(
+            metavar="NAMES",
+            help="Columns to show, in this order, separated by commas: mean,worst,sketch. Default: "
+            "all.",
+            show_default=False,
+        ),
+    ] = "",
+    caption: Annotated[
+        str,
+        typer.Option(
+            metavar="TEXT",
+            help="Caption of the tables with --format latex. Default: what the numbers are.",
+            show_default=False,
+        ),
+    ] = "",
 ) -> None:
     """Print the results in a store: one table per dataset and selection rule.
 
     Several stores also give a table with a column per dataset and their mean.
     """
     options.check_format(format_)
+    if caption and format_ != "latex":
+        raise SpecError("--caption is for --format latex")
     from afield.runs.selection import rules_to_show
 
     stores = stores or ["runs"]
@@ -53,6 +73,8 @@ def table(
         rules=rules_to_show(options.split_names(rules)),
         metric=metric,
         over_datasets=len(stores) > 1,
+        columns=options.split_names(columns),
+        caption=caption,
     )
 
 

@@ -11,7 +11,9 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from afield.errors import UnknownNameError
 from afield.files import escape_markdown, guard_formula
+from afield.registry import hint
 from afield.reporting.claims import (
     ONE_POINT,
     Claim,
@@ -71,16 +73,51 @@ def as_markdown(frame: pd.DataFrame, claims: Claims | None = None) -> str:
     return "\n\n".join(blocks)
 
 
-def as_latex(frame: pd.DataFrame, claims: Claims | None = None) -> str:
-    r"""Tables for a paper (package booktabs): the best in bold, the second underlined.
+def as_latex(
+    frame: pd.DataFrame,
+    claims: Claims | None = None,
+    *,
+    tested: Mapping[tuple[str, str], Claim] | None = None,
+    caption: str = "",
+) -> str:
+    r"""Tables for a paper (package booktabs), which mark only what is more than chance.
 
-    The claims are comments.
+    The mean of a row is bold if it is better than those of all other rows, and has an asterisk if
+    it differs from plain training, both with 95 % confidence, corrected for the comparisons. The
+    lines of `claims` are comments.
+
+    Parameters
+    ----------
+    frame, claims
+        The table, and a line on the best method of each dataset and rule.
+    tested
+        The comparisons, by dataset and rule; without them, nothing is marked.
+    caption
+        Replaces the caption.
     """
     blocks = []
     for title, rule, part in _tables(frame):
-        claim = (claims or {}).get((title, rule), "")
-        blocks.append(f"% {claim}\n" * bool(claim) + _latex_table(title, rule, part))
+        line = (claims or {}).get((title, rule), "")
+        claim = (tested or {}).get((title, rule))
+        shown = caption or f"{title}, {RULES[rule].description}: {table_caption(part)}"
+        blocks.append(f"% {line}\n" * bool(line) + _latex_table(part, claim, shown))
     return "\n\n".join(blocks)
+
+
+def choose_columns(frame: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:
+    """The columns of a table with these names, in this order."""
+    known = _columns(frame)
+    for name in names:
+        if name not in known:
+            raise UnknownNameError(f"no column {name!r}; {hint(name, known)}")
+    places = {name: place for place, name in enumerate(names)}
+    chosen = frame[frame["domain"].isin(names)]
+    order = chosen["domain"].map(places)
+    methods = chosen["method"].map({m: i for i, m in enumerate(dict.fromkeys(chosen["method"]))})
+    keys = chosen.assign(_method=methods, _place=order)
+    keys = keys.sort_values(["_method", "_place"], kind="stable")
+    groups = [part for _, part in keys.groupby(["dataset", "rule"], sort=False)]
+    return pd.concat(groups).drop(columns=["_method", "_place"]) if groups else chosen
 
 
 def as_html(frame: pd.DataFrame, claims: Claims | None = None) -> str:
@@ -269,18 +306,16 @@ def _grid(
     return table
 
 
-def _latex_table(title: str, rule: str, frame: pd.DataFrame) -> str:
-    cells, columns = _cells(
-        frame, best=r"\textbf{{{}}}".format, second=r"\underline{{{}}}".format, sign=r" $\pm$ "
-    )
+def _latex_table(frame: pd.DataFrame, claim: Claim | None, caption: str) -> str:
+    cells, columns = _cells(frame, best=str, second=str, sign=r" $\pm$ ")
+    notes = _mark_tested(cells, columns, claim) if claim else ""
     lines = [["method", *map(_escape_latex, columns)]]
     lines += [[_escape_latex(method), *row] for method, row in cells.items()]
     head, *body = [" & ".join(line) + r" \\" for line in lines]
-    caption = f"{title}, {RULES[rule].description}: {table_caption(frame)}"
     return "\n".join(
         [
             r"\begin{table}",
-            rf"\caption{{{_escape_latex(caption)}.}}",
+            rf"\caption{{{_escape_latex(caption.removesuffix('.'))}.{notes}}}",
             r"\centering",
             rf"\begin{{tabular}}{{l{'c' * len(columns)}}}",
             r"\toprule",
@@ -292,6 +327,26 @@ def _latex_table(title: str, rule: str, frame: pd.DataFrame) -> str:
             r"\end{table}",
         ]
     )
+
+
+def _mark_tested(cells: dict[str, list[str]], columns: Sequence[str], claim: Claim) -> str:
+    """Mark the means that are more than chance, in place; returns what the marks mean."""
+    if "mean" not in columns:
+        return ""
+    place, notes = columns.index("mean"), ""
+    differs = [
+        each.method
+        for each in claim.comparisons
+        if each.reference in claim.plain and each.verdict in ("better", "worse")
+    ]
+    for method in differs:
+        if method in cells:
+            cells[method][place] += "$^{*}$"
+            notes = r" $^{*}$: differs from plain training"
+    if list(claim.possible_best) == [claim.leader] and claim.is_more_than_chance:
+        cells[claim.leader][place] = rf"\textbf{{{cells[claim.leader][place]}}}"
+        notes += (";" if notes else "") + " bold: better than all other rows"
+    return f"{notes} (95\\,\\% confidence, corrected for the comparisons)." if notes else ""
 
 
 def _escape_latex(text: str) -> str:

@@ -437,7 +437,9 @@ class Section:
     @property
     def latex(self) -> str:
         """All tables as LaTeX, in base64."""
-        return _base64(as_latex(self.frame) + "\n")
+        claims = build_claims(self.results, self.frame)
+        tested = {(self.title, rule): claim for rule, claim in claims.items()}
+        return _base64(as_latex(self.frame, tested=tested) + "\n")
 
     @property
     def facts(self) -> str:

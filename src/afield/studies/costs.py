@@ -137,7 +137,8 @@ def _duration(seconds: float) -> str:
         return f"{seconds / DAY:,.0f} days"
     if seconds >= HOUR:
         return f"{seconds / HOUR:,.1f} hours"
-    return f"{seconds / MINUTE:.0f} minutes" if seconds >= MINUTE else f"{seconds:.0f} seconds"
+    count, unit = (seconds / MINUTE, "minute") if seconds >= MINUTE else (seconds, "second")
+    return f"{count:.0f} {unit}{'s' * (round(count) != 1)}"
 
 
 def estimate_costs(recipe: Recipe, *, measure: bool = True) -> Costs:

@@ -174,6 +174,45 @@ def _check_no_stray_files(
         raise DataError(f"{stray[0]}: outside {outside}; move it to {target}")
 
 
+def find_strays(root: Path) -> list[str]:
+    """Everything in a folder that keeps it from being a dataset of files, with the reason.
+
+    Reading stops at the first of them; this goes on.
+    """
+    folders = [child.path for child in scan_folder(root) if child.is_folder]
+    if sum(any(child.is_folder for child in scan_folder(path)) for path in folders) < 2:
+        return []
+    modality, strays = _detect_modality(root), list[str]()
+
+    def look(path: Path, depth: int) -> None:
+        for child in scan_folder(path):
+            name = child.path.name
+            if name.startswith(".") or name.lower() in IGNORED_NAMES:
+                continue
+            reason = _stray_reason(child, depth, modality)
+            if reason:
+                strays.append(f"{child.path}: {reason}")
+            elif child.is_folder:
+                look(child.path, depth + 1)
+
+    look(root, 0)
+    return strays
+
+
+def _stray_reason(child: Entry, depth: int, modality: FileModality) -> str:
+    """Why a file or folder is in the wrong place; empty if it is not. Classes have depth 1."""
+    suffix = child.path.suffix.lower()
+    if child.is_other:
+        return "a broken link" if not child.path.exists() else "not a regular file"
+    if child.is_folder:
+        return "a folder in a class folder" if depth > 1 else ""
+    if suffix in DICOM_SUFFIXES:
+        return f"a DICOM file; convert it to an {modality.noun}, for example with pydicom"
+    if depth > 1:
+        return "" if suffix in modality.suffixes else f"not an {modality.noun}"
+    return f"an {modality.noun} outside a class folder" if suffix in modality.suffixes else ""
+
+
 def _children(path: Path) -> list[Entry]:
     """Files and folders in a folder, without hidden and ignored ones.
 
@@ -194,6 +233,8 @@ def _children(path: Path) -> list[Entry]:
     return children
 
 
+# Files of scanners in hospitals, which are not read.
+DICOM_SUFFIXES = (".dcm", ".dicom")
 # Number of broken files that an error message names.
 MAX_NAMED_FILES = 5
 
@@ -225,7 +266,9 @@ def _folder_dataset(path: Path) -> DomainSet:
     files = find_files(path, names, classes, modality)
     if len(classes) < 2:
         present = f"only class {classes[0]!r}" if classes else "no class folders"
-        raise DataError(f"{path}: {present}; a classifier needs two classes")
+        inside = not classes and _has_domains(path.resolve().parent)
+        guess = f"; did you mean {path.parent}?" if inside else ""
+        raise DataError(f"{path}: {present}; a classifier needs two classes{guess}")
     contents = contents_digest(path, [*_paths(files), *find_lists(path, names)])
     return DomainSet(
         name=path.name,
