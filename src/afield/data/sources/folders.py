@@ -263,12 +263,12 @@ def _folder_dataset(path: Path) -> DomainSet:
             f"root/<domain>/<class>/<{modality.noun}>{guess}"
         )
     classes = sorted({folder.name for name in names for folder in list_folders(path / name)})
+    if not classes and _has_domains(path.parent):
+        raise DataError(f"{path}: no class folders; did you mean {path.parent}?")
     files = find_files(path, names, classes, modality)
     if len(classes) < 2:
         present = f"only class {classes[0]!r}" if classes else "no class folders"
-        inside = not classes and _has_domains(path.resolve().parent)
-        guess = f"; did you mean {path.parent}?" if inside else ""
-        raise DataError(f"{path}: {present}; a classifier needs two classes{guess}")
+        raise DataError(f"{path}: {present}; a classifier needs two classes")
     contents = contents_digest(path, [*_paths(files), *find_lists(path, names)])
     return DomainSet(
         name=path.name,
