@@ -1,6 +1,7 @@
 """The command line as a whole: help, exit codes, and one mistake of each kind."""
 
 import logging
+import os
 import signal
 import subprocess
 import sys
@@ -245,3 +246,17 @@ def test_a_mistyped_path_is_reported_before_anything_large_is_imported():
         completed = subprocess.run(command, capture_output=True, text=True, check=True)
         assert message in completed.stdout
         assert completed.stdout.endswith("[]\n")
+
+
+@pytest.mark.slow
+def test_a_reader_that_stops_reading_causes_no_traceback():
+    reader, writer = os.pipe()
+    os.close(reader)
+    try:
+        for words in (("list", "methods"), ("explain", "vrex")):
+            script = "from afield.cli import main; main()"
+            command = [sys.executable, "-c", script, *words]
+            done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, check=False)
+            assert (done.returncode, done.stderr) == (1, b"")
+    finally:
+        os.close(writer)

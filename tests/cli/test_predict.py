@@ -143,3 +143,16 @@ def test_a_table_on_a_terminal_has_no_empty_columns(monkeypatch):
     assert "error" not in text
     _print_predictions([good, Prediction("b.png", error="broken file")], Columns())
     assert "broken file" in terminal.file.getvalue()
+
+
+def test_many_predictions_are_counted_by_class_on_a_terminal(monkeypatch):
+    terminal = console.SafeConsole(file=io.StringIO(), force_terminal=True, width=80)
+    monkeypatch.setattr(console, "out", terminal)
+    many = [Prediction(f"{i}.png", "dog" if i % 3 else "cat", 0.5 + i / 200) for i in range(60)]
+    _print_predictions([*many, Prediction("b.png", error="broken file")], Columns())
+    text = terminal.file.getvalue()
+    assert "7.png" not in text
+    lines = [line.split() for line in text.splitlines()]
+    assert ["dog", "40", "0.65"] in lines
+    assert ["cat", "20", "0.642"] in lines
+    assert "--out answers.csv" in text

@@ -53,6 +53,21 @@ def test_below_the_table_is_one_line_per_rule_on_who_leads(afield, compared):
     assert "leads" not in afield("table", "--format", "csv")[1]
 
 
+def test_a_table_for_a_paper_has_the_columns_and_the_caption_that_are_typed(
+    afield, refusal, compared
+):
+    words = ("table", "--format", "latex", "--columns", "worst,mean", "--caption", "Ours.")
+    code, out, _ = afield(*words)
+    assert code == 0
+    assert r"method & worst & mean \\" in out
+    assert r"\caption{Ours." in out
+    code, out, _ = afield("table", "--columns", "mean", "--format", "md")
+    assert code == 0
+    assert "| method | mean |" in out
+    assert "no column 'maen'; did you mean 'mean'" in refusal("table", "--columns", "maen")
+    assert "--caption is for --format latex" in refusal("table", "--caption", "Ours")
+
+
 def test_power_says_what_could_be_detected_and_what_a_point_takes(afield, refusal, compared):
     code, out, _ = afield("power", "runs")
     assert code == 0

@@ -111,13 +111,13 @@ def main() -> None:
     except SystemExit as end:
         if own := own_code.describe_error(end):
             _fail(own)
+        _flush()
         # Ray replaces the exit code of what interrupts its calls.
         sys.exit(130 if _interrupted.is_set() else end.code)
     except AfieldError as error:
         _fail(error)
     except BrokenPipeError:
-        # Who read the output has left; Python would report that again on its exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _flush()
         sys.exit(1)
     except OSError as error:
         advice = FILE_ADVICE.get(error.errno or 0, "")
@@ -128,6 +128,14 @@ def main() -> None:
         if not own:
             raise
         _fail(own)
+
+
+def _flush() -> None:
+    """Write what is buffered; if nobody reads it any more, keep Python from reporting that."""
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _fail(message: object) -> None:

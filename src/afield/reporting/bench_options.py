@@ -67,6 +67,8 @@ class BenchOptions(TypedDict, total=False):
     tune: str
     freeze_blocks: int
     freeze_head: bool
+    layer_decay: float
+    head_lr: float
     columns: Literal["", "table"]
     domains_per_step: int
     balance: bool
