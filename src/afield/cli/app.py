@@ -38,7 +38,7 @@ app = typer.Typer(
 # Commands by their modules, in the order of `afield --help`, under its headings.
 COMMANDS: dict[str, tuple[str, ...]] = {
     "Compare methods": (
-        *("bench.bench", "bench.sweep", "bench.status"),
+        *("bench.bench", "bench.sweep", "bench.work", "bench.status"),
         *("report.table", "report.power", "report.report", "report.archive", "recipe.recipe"),
     ),
     "Look closer": ("train.train", "diagnose.diagnose", "report.export_domainbed"),

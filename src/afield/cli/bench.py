@@ -1,4 +1,4 @@
-"""The commands ``afield bench``, ``sweep`` (a benchmark from a file) and ``status``."""
+"""The commands ``afield bench``, ``sweep`` (a benchmark from a file), ``work`` and ``status``."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -125,6 +125,28 @@ def _run_file(path: Path, given: Mapping[str, Any], output: dict[str, Any]) -> N
             "`afield recipe run --help`"
         )
     run_recipe(read_recipe(path, **given), **output)
+
+
+def work(
+    store: options.StoreArgument = "runs",
+    *,
+    runs: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="End after so many runs.")
+    ] = None,
+    minutes: Annotated[
+        float | None,
+        typer.Option(min=0, metavar="M", help="Start no run after so many minutes."),
+    ] = None,
+    quiet: options.Quiet = False,
+) -> None:
+    """Do the runs that the benchmarks in a store lack, and end.
+
+    Start it as often as you like, on every machine that sees the store and
+    the data: each run is done once. The exit code is 1 if a run failed.
+    """
+    console.work_and_print(
+        store, runs=runs, seconds=None if minutes is None else 60 * minutes, quiet=quiet
+    )
 
 
 def status(

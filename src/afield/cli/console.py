@@ -440,6 +440,30 @@ def run_and_print(
         raise typer.Exit(1)
 
 
+def work_and_print(location: str, *, runs: int | None, seconds: float | None, quiet: bool) -> None:
+    """Do the missing runs of a store; the exit code is 1 if a run failed."""
+    with show_loading():
+        from afield.compute import keep_freed_memory
+        from afield.runs.record import Failure
+        from afield.runs.store import open_store
+        from afield.runs.work import Worker
+
+    keep_freed_memory()
+    done = failed = 0
+    for outcome in Worker(open_store(location), runs=runs, seconds=seconds).work():
+        if isinstance(outcome, Failure):
+            failed += 1
+            err.say(f"failed: {describe_failure(outcome)}")
+        else:
+            done += 1
+            if not quiet:
+                err.say(f"done: {outcome.run.key} in {outcome.seconds:.0f} s")
+    if not quiet:
+        err.say(f"{done} runs done, {failed} failed")
+    if failed:
+        raise typer.Exit(1)
+
+
 def print_benchmark_costs(benchmark: "Benchmark") -> None:
     """Print what a benchmark would cost, without training anything."""
     with show_loading():

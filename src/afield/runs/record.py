@@ -1,5 +1,6 @@
 """The contents of a store: records of runs, their failures, plans and progress."""
 
+import hashlib
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -183,7 +184,8 @@ class Progress:
 class Plan:
     """The runs of one benchmark by their keys, the command, and the process that does it.
 
-    `known` of the runs were finished when it started.
+    `known` of the runs were finished when it started. `threads` and `device` are those of the
+    command, for workers; an empty device is the fastest one there is.
     """
 
     keys: tuple[str, ...]
@@ -192,3 +194,10 @@ class Plan:
     host: str
     pid: int
     started: float
+    threads: int = 1
+    device: str = ""
+
+    @property
+    def number(self) -> str:
+        """The name of the plan in its store; plans of the same runs share it."""
+        return hashlib.sha256(" ".join(sorted(self.keys)).encode()).hexdigest()[:16]

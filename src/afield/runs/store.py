@@ -7,7 +7,8 @@
     store/<key>/snapshot.pt         during a run: the state to continue from after a kill
     store/<key>/progress.json       during a run: the steps done so far
     store/<key>/failure.json        why a run failed; removed when a later attempt succeeds
-    store/plans/<number>.json       the runs of one command, for `afield status`
+    store/plans/<number>.json       the keys of the runs of one command, for `afield status`
+    store/plans/<number>.runs.jsonl.gz   these runs, for `afield work`
 
 Every file is written under a temporary name, flushed and renamed, so it is never incomplete.
 
@@ -93,6 +94,9 @@ class BusyError(Exception):
 
 class Store:
     """A folder of records. Any number of processes may use one at the same time."""
+
+    # Whether `claim` keeps the processes of other machines from a run as well.
+    has_claims = True
 
     def __init__(self, root: str | Path) -> None:
         self.root = Path(root)
@@ -230,10 +234,9 @@ class Store:
 
     def put_plan(self, plan: Plan) -> None:
         """Write a plan; it replaces an earlier plan of the same runs."""
-        number = hashlib.sha256(" ".join(sorted(plan.keys)).encode()).hexdigest()[:16]
         folder = self.root / "plans"
         folder.mkdir(parents=True, exist_ok=True)
-        self._keep(folder / f"{number}.json", as_json(_PLAN, plan))
+        self._keep(folder / f"{plan.number}.json", as_json(_PLAN, plan))
 
     def plans(self) -> list[Plan]:
         """All plans, the latest last."""
@@ -265,8 +268,14 @@ class Store:
 
     def put_file(self, name: str, content: bytes) -> str:
         """Write another file beside the records and return its location."""
-        self._keep(self.root / name, content)
+        path = self.root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._keep(path, content)
         return f"{self.where()}/{name}"
+
+    def get_file(self, name: str) -> Path:
+        """The local path of another file, downloaded first; it may not exist."""
+        return self._fetch_file(self.root / name)
 
     def _keep(self, path: Path, content: bytes, *, lasting: bool = True) -> None:
         with atomic_write(path, durable=lasting, parents=False) as temporary:
@@ -412,6 +421,8 @@ def fetch_run(location: str) -> Path:
 
 class RemoteStore(Store):
     """Records at an address. Any number of machines may read them at the same time."""
+
+    has_claims = False
 
     def __init__(self, address: str) -> None:
         self.address = address.rstrip("/")

@@ -47,8 +47,8 @@ def complete(
     yield from _warn_of_changes(record for record in stored if record is not None)
     missing = [run for run, record in zip(runs, stored, strict=True) if record is None]
     missing.sort(key=lambda run: (run.trial, run.draw))
-    attempt = partial(
-        _attempt,
+    work = partial(
+        attempt,
         store=store,
         options=options,
         codes=own_code.registered(),
@@ -58,12 +58,12 @@ def complete(
     for stage in sorted({run.order for run in missing}):
         elsewhere = []
         ready = [run for run in missing if run.order == stage]
-        for outcome in pool.map(partial(attempt, wait=False), ready, lost):
+        for outcome in pool.map(partial(work, wait=False), ready, lost):
             if isinstance(outcome, Run):
                 elsewhere.append(outcome)
             else:
                 yield outcome
-        for outcome in pool.map(partial(attempt, wait=True), elsewhere, lost):
+        for outcome in pool.map(partial(work, wait=True), elsewhere, lost):
             if not isinstance(outcome, Run):
                 yield outcome
 
@@ -87,7 +87,7 @@ def sort_outcomes(
     return sorted(outcomes, key=lambda outcome: position[outcome.run.key])
 
 
-def _attempt(
+def attempt(
     run: Run,
     *,
     store: Store,
@@ -96,7 +96,10 @@ def _attempt(
     listing: str,
     wait: bool,
 ) -> Record | Failure | Run:
-    """The record, the failure, or the run itself if another process is doing it."""
+    """The record, the failure, or the run itself if another process is doing it.
+
+    `options` go to `execute`; `codes` and `listing` are those of the process that planned the run.
+    """
     try:
         own_code.restore(codes)
         join_listing(listing)

@@ -47,6 +47,7 @@ from afield.runs.store import Store, open_store
 from afield.runs.sweep import complete, sort_outcomes
 from afield.runs.tensorboard import TensorBoardWriter
 from afield.runs.thumbnails import keep_thumbnails
+from afield.runs.work import put_plan
 from afield.studies.benchmark import Benchmark
 from afield.studies.commands import benchmark_command
 from afield.studies.planning import plan_runs, plan_training
@@ -322,7 +323,7 @@ def run_benchmark(
         with progress(f"looking for {len(runs)} runs in {place.where()}"):
             place.prepare()
             _log_changed_data(runs, place)
-            written = _write_plan(runs, place, command or benchmark_command(benchmark))
+            written = _write_plan(runs, place, benchmark, command)
     options |= {"threads": benchmark.threads, "device": benchmark.device or None}
     outcomes = complete(runs, place, pool=pool, **options)
     ordered = sort_outcomes(runs, observer.follow(outcomes, runs, place, written))
@@ -361,16 +362,18 @@ def _log_changed_data(runs: Sequence[Run], store: Store) -> None:
         )
 
 
-def _write_plan(runs: Sequence[Run], store: Store, command: str) -> Plan:
+def _write_plan(runs: Sequence[Run], store: Store, benchmark: Benchmark, command: str) -> Plan:
     plan = Plan(
         keys=tuple(run.key for run in runs),
         known=sum(record is not None for record in store.known(runs)),
-        command=command,
+        command=command or benchmark_command(benchmark),
         host=hostname(),
         pid=os.getpid(),
         started=time.time(),
+        threads=benchmark.threads,
+        device=benchmark.device or "",
     )
-    store.put_plan(plan)
+    put_plan(plan, runs, store)
     return plan
 
 
