@@ -73,7 +73,8 @@ def test_merges_that_claim_it_give_the_same_in_the_core_space(tmp_path, how):
         assert json.loads(file.metadata()["afield"])["space"] == "core"
 
 
-@pytest.mark.parametrize("how", [name for name in MERGES if name not in ROTATING])
+# `cart` keeps a share of the rank, which is 1 for all of these small matrices.
+@pytest.mark.parametrize("how", [name for name in MERGES if name not in (*ROTATING, "cart")])
 def test_merges_that_differ_in_the_core_space_do_not_claim_it(tmp_path, how):
     base, adapters, _ = family(tmp_path, ranks=(4, 4))
     settings = defaults(registry.find("merges", how))
