@@ -73,7 +73,7 @@ def answers(folder: Path) -> list[dict[str, str]]:
 @pytest.mark.slow
 def test_from_photographs_to_an_answer_for_a_new_file(photos):
     bench = run(photos, "bench", "photos", "--methods", "linear_probe,erm", *QUICK)
-    assert "timm:tf_efficientnet_lite0, weights tf_efficientnet_lite0.safetensors" in bench.stderr
+    assert "timm:tf_efficientnet_lite2 (licence Apache-2.0" in bench.stderr
     assert "photos: accuracy (%) on unseen domains" in bench.stdout
     assert (photos / "runs" / "report.html").read_text().count("data:image/webp") == 3
     run(photos, "fit", "photos", "best", "--out", "model", "--workers", "1")
@@ -81,7 +81,7 @@ def test_from_photographs_to_an_answer_for_a_new_file(photos):
     (answer,) = answers(photos)
     assert (answer["class"], answer["error"]) == ("guitar", "")
     export = run(photos, "export", "model", "--to", "torch")
-    assert "n × 3 × 224 × 224" in export.stdout + export.stderr
+    assert "n × 3 × 260 × 260" in export.stdout + export.stderr
 
 
 @pytest.mark.data

@@ -131,7 +131,7 @@ def test_a_picture_of_another_kind_is_refused(tmp_path, out):
 def test_a_place_that_cannot_be_written_is_reported(tmp_path):
     (tmp_path / "file").write_text("")
     finding = Finding(pd.DataFrame(), "", lambda axes: None)
-    with pytest.raises(SpecError, match="cannot write"):
+    with pytest.raises(SpecError, match="cannot be written"):
         finding.save(tmp_path / "file" / "fig.png")
 
 

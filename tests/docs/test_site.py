@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", flags=re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\(([^)\s]+)\)")
-LANGUAGES = {"bash", "console", "python", "toml", "text"}
+LANGUAGES = {"bash", "console", "python", "toml", "yaml", "text"}
 
 
 def blocks(page, language):

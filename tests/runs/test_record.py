@@ -96,7 +96,7 @@ def test_groups_are_in_the_key_only_if_they_select():
 
 
 def test_every_field_is_either_in_the_key_or_known_not_to_be():
-    changed = {"rules", "given", "group", "class_names", "templates", "folder", "encoder"}
+    changed = {"rules", "given", "group", "class_names", "templates", "folder", "encoder", "images"}
     assert changed | {
         *("dataset", "method", "sources", "trial", "draw", "params", "average", "average_params"),
         *("backbone", "steps", "every", "batch", "lr", "weight_decay", "data"),

@@ -141,7 +141,7 @@ def test_a_record_holds_its_whole_run(store):
     put(store, record_of())
     result = json.loads((store.folder(RUN) / "record.json").read_text())
     # What is None is not written, so that records stay as they were before it was added.
-    unset = {"folder", "encoder", "tune", "columns"}
+    unset = {"folder", "encoder", "images", "tune", "columns"}
     assert set(result["run"]) == set(Run.__dataclass_fields__) - unset
 
 

@@ -69,7 +69,7 @@ def train(kind: Kind, data: str | Path, store: Store) -> Outcome:
     (results,) = group_records([record])
     inputs = dict(read_run_inputs(store.folder(run)))
     inputs["table"] = [*map(in_words, inputs.get("table", ()))]
-    own = {"dataset", "data", "classes", "folder"}
+    own = {"dataset", "data", "images", "classes", "folder"}
     return Outcome(
         {name: value for name, value in vars(run).items() if name not in own | {"key"}},
         {name: value.numpy() for name, value in read_run_weights(store.folder(run)).items()},

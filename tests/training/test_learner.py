@@ -56,9 +56,13 @@ def test_a_step_that_is_not_finite_moves_nothing():
     assert learner.state_dict()["loss_scale"]["scale"] == FIRST_SCALE / 2
 
 
+# Augmented images leave gradients of nearly zero, whose signs Adam follows and a scale may change.
+SMALL = {"steps": 3, "batch": 4, "augment": "none"}
+
+
 def started(method):
     dataset, target, settings = small_problem(method)
-    run = plan_run(dataset, method, target=target, settings={"steps": 3, "batch": 4, **settings})
+    run = plan_run(dataset, method, target=target, settings={**SMALL, **settings})
     torch.manual_seed(0)
     return set_up(run, Machine(torch.device("cpu"), 1, Path()))
 

@@ -40,7 +40,7 @@ def list_(
         typer.Argument(
             metavar="KIND",
             help=f"What to list: {', '.join(KINDS)} (what `--set` can change). By default, all "
-            "but the settings.",
+            "but the networks and settings.",
             show_default=False,
         ),
     ] = None,
@@ -51,8 +51,10 @@ def list_(
     if kind == SETTINGS:
         _print_settings()
         return
-    for title in [kind] if kind else (*registry.KINDS, NETWORKS):
+    for title in [kind] if kind else registry.KINDS:
         console.out.print(_network_table() if title == NETWORKS else _summaries(title))
+    if kind is None:
+        console.out.print("networks: see `afield list networks`", markup=False)
 
 
 def _summaries(kind: str) -> Table:
