@@ -14,7 +14,7 @@ from dataclasses import replace
 import torch
 from bare import Stopwatch, asked, bare_steps
 
-from afield.runs import runner
+from afield.runs import run_setup, runner
 from afield.runs.run import Run
 from afield.runs.selection import RULES
 from afield.runs.store import Store
@@ -38,7 +38,7 @@ def ratio(run: Run) -> float:
         ours.start()
 
     for _ in range(ROUNDS):
-        runner._loaded.cache_clear()
+        run_setup._load.cache_clear()
         with tempfile.TemporaryDirectory() as folder:
             ours.start()
             runner.execute(run, Store(folder), watch=take_turns)
