@@ -6,19 +6,16 @@ Commands import torch and other large packages inside their functions, so that h
 import errno
 import logging
 import os
-import signal
 import sys
-import threading
 from importlib import import_module
 from typing import Annotated
 
 import typer
 
-from afield import own_code
+from afield import interruption, own_code
 from afield.cli import console, options
 from afield.errors import AfieldError
 
-_interrupted = threading.Event()
 # What to do about errors of the file system.
 FILE_ADVICE = {
     errno.ENOSPC: "; free some space, or write elsewhere",
@@ -103,17 +100,11 @@ def main() -> None:
     logging.basicConfig(
         level=logging.WARNING, format="note: %(message)s", handlers=[console.NoteHandler()]
     )
-    signal.signal(signal.SIGINT, _interrupt)
-    # Without a handler, worker processes would be left and semaphores reported as leaked.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    interruption.handle_signals(_announce_stop)
     try:
         app(prog_name="afield")
     except SystemExit as end:
-        if own := own_code.describe_error(end):
-            _fail(own)
-        _flush()
-        # Ray replaces the exit code of what interrupts its calls.
-        sys.exit(130 if _interrupted.is_set() else end.code)
+        sys.exit(_exit_code(end))
     except AfieldError as error:
         _fail(error)
     except BrokenPipeError:
@@ -130,6 +121,16 @@ def main() -> None:
         _fail(own)
 
 
+def _exit_code(end: SystemExit) -> str | int | None:
+    # Ray replaces the exit code of what interrupts its calls.
+    code = interruption.requested()
+    own = own_code.describe_error(end)
+    if own and not code:
+        _fail(own)
+    _flush()
+    return code or end.code
+
+
 def _flush() -> None:
     """Write what is buffered; if nobody reads it any more, keep Python from reporting that."""
     try:
@@ -143,8 +144,6 @@ def _fail(message: object) -> None:
     sys.exit(2)
 
 
-def _interrupt(*_: object) -> None:
-    """Handle Ctrl-C: exit at once. Finished runs are in the store, the others can be resumed."""
-    _interrupted.set()
+def _announce_stop() -> None:
+    """Say what Ctrl-C and SIGTERM do: finished runs are in the store, the others can go on."""
     console.err.print("stopped; run the same command again to continue")
-    sys.exit(130)

@@ -28,7 +28,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from afield import registry
+from afield import interruption, registry
 from afield.compute import deterministic, find_device, hostname, track_peak_memory
 from afield.data.domains import data_root
 from afield.data.lookup import find_dataset
@@ -108,6 +108,7 @@ def execute(
     compiles = run.compile and not run.is_derived
     if compiles:
         check_compiler()
+    interruption.stop_if_requested()
     with store.claim(run, wait=wait):
         stored = store.get(run)
         if stored is not None:
@@ -219,7 +220,8 @@ def _trained(
     work = _resume(run, store, machine)
     before = len(work.checkpoints)
     try:
-        _train(work, store, snapshot_seconds, watch)
+        with interruption.postponed():
+            _train(work, store, snapshot_seconds, watch)
     except torch.OutOfMemoryError:
         raise
     except Exception as error:
@@ -228,7 +230,8 @@ def _trained(
         log.warning("%s: the snapshot does not fit (%s); starting again", run.key, error)
         store.drop_snapshot(run)
         work = set_up(run, machine)
-        _train(work, store, snapshot_seconds, watch)
+        with interruption.postponed():
+            _train(work, store, snapshot_seconds, watch)
     return work
 
 
@@ -246,7 +249,7 @@ def _train(
     for checkpoint in remaining_checkpoints(work):
         now = time.monotonic()
         work.seconds = before + now - started
-        if now - saved >= pause:
+        if now - saved >= pause or interruption.requested():
             failed = _save_snapshot(work, store, report=not failed)
             saved = time.monotonic()
             # With snapshot_seconds=0, as in tests, every checkpoint is saved.
@@ -255,6 +258,7 @@ def _train(
                 if snapshot_seconds
                 else 0.0
             )
+        interruption.stop_if_requested()
         if now - reported >= PROGRESS_SECONDS:
             _report_progress(work, store)
             reported = now

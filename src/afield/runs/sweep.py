@@ -20,6 +20,7 @@ from afield.compute import deterministic
 from afield.data.domains import data_root
 from afield.data.listing import current_listing, join_listing
 from afield.errors import AfieldError
+from afield.interruption import Interrupted
 from afield.networks.backbone import find_backbone
 from afield.own_code import Code
 from afield.runs.pool import Pool, default_pool
@@ -106,6 +107,8 @@ def attempt(
         return execute(run, store, wait=wait, **options)
     except BusyError:
         return run
+    except Interrupted:
+        raise
     except (Exception, SystemExit) as error:
         expected = isinstance(error, AfieldError)
         own = own_code.describe_error(error)

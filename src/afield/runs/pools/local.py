@@ -3,12 +3,13 @@
 import multiprocessing
 import os
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from typing import Any
 
+from afield import interruption
 from afield.compute import (
     end_with_parent,
     find_device,
@@ -17,6 +18,7 @@ from afield.compute import (
     visible_gpus,
 )
 from afield.errors import SpecError
+from afield.interruption import WORKER_SECONDS, handle_signals_in_worker
 from afield.runs.pool import Item, Result
 
 __all__ = ["Local"]
@@ -89,8 +91,7 @@ class Local:
                     idle.append(worker)
                     yield on_lost(item) if died else future.result()
         finally:
-            for worker, _ in at_work.values():
-                _end(worker)
+            _leave(at_work)
             for worker in idle:
                 worker.shutdown(wait=False)
 
@@ -116,6 +117,20 @@ def _start_workers(gpus: Sequence[str]) -> list[ProcessPoolExecutor]:
     return started
 
 
+def _leave(at_work: Mapping[Future[Any], tuple[ProcessPoolExecutor, Any]]) -> None:
+    """End workers in the middle of runs, after a snapshot if a signal asked this process to stop.
+
+    A worker whose next checkpoint does not come soon is killed; its run has the last snapshot.
+    """
+    if interruption.requested():
+        for worker, _ in at_work.values():
+            for process in list((worker._processes or {}).values()):
+                process.terminate()
+        wait(at_work, timeout=WORKER_SECONDS)
+    for worker, _ in at_work.values():
+        _end(worker)
+
+
 def _end(worker: ProcessPoolExecutor) -> None:
     """Kill a worker in the middle of a run, which can continue from its snapshot."""
     for process in list((worker._processes or {}).values()):
@@ -134,4 +149,5 @@ def _begin(gpu: str) -> None:
     if gpu:
         os.environ["CUDA_VISIBLE_DEVICES"] = gpu
     end_with_parent()
+    handle_signals_in_worker()
     keep_freed_memory()
