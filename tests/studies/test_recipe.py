@@ -269,7 +269,7 @@ def test_a_cost_is_described_in_a_few_lines():
     assert disk == "disk: about 1.1 GB of weights"
     assert missing == "missing: b: get it"
     for seconds, words in ((864_000, "10 days"), (863_999, "240.0 hours"), (3600, "1.0 hours"),
-                           (3599, "60 minutes"), (60, "1 minutes"),
+                           (3599, "60 minutes"), (60, "1 minute"),
                            (59, "59 seconds")):  # fmt: skip
         assert f"about {words} of" in replace(costs, seconds=seconds).describe()[2]
     empty = Costs(0, None, {}, missing={"b": "get it"})
@@ -290,6 +290,6 @@ def test_the_cost_is_known_before_training(small, tmp_path, monkeypatch):
     assert costs.disk == 16 * 4 * sum(value.numel() for value in weights)
     monkeypatch.setenv("AFIELD_DATA", str(tmp_path / "empty"))
     missing = estimate_costs(read_recipe("dmg_table2"), measure=False)
-    assert (missing.runs, missing.steps) == (108, None)
+    assert (missing.runs, missing.steps) == (108, 1_006_200)
     assert missing.images == {"pacs": 9991}
     assert any(line.startswith("missing: pacs: ") for line in missing.describe())

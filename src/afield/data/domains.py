@@ -141,6 +141,20 @@ class Download:
     license: str = ""
 
 
+@dataclass(frozen=True)
+class Published:
+    """The published numbers of a dataset, by which costs are counted while its files are missing.
+
+    `samples` are the samples of each domain, or of all together if no more is known; the sizes that
+    a dataset checks come first. `tested` are the samples on the official test lists. `domains` is
+    the number of domains of a dataset whose files name them.
+    """
+
+    samples: Mapping[str, int] | int = 0
+    tested: Mapping[str, int] = field(default_factory=dict)
+    domains: int = 0
+
+
 def _array() -> "Modality":
     """The modality of a dataset that names none."""
     modality: Modality = find("modalities", "array")()
@@ -154,11 +168,12 @@ class DomainSet:
     `modality` is the kind of its samples. For a user's own data, `origin` is their path and
     `fingerprint` changes when they change. Both are empty for the datasets that come with afield;
     those list in `needs` the files they require under the data root, in `download` where these come
-    from, and in `sizes` how many samples each domain must have. `averages` and `methods` have the
-    settings that replace the defaults when a weight average or method is used:
-    ``{"swad": {"every": 50}}``. `test_domains` and `validation_domains` are those of a published
-    task; a benchmark tests and validates on them unless it names others. `class_names` and
-    `templates` say how CLIP is asked for classes whose names are no words; see `Prompts`.
+    from, in `sizes` how many samples each domain must have, and in `published` other numbers.
+    `averages` and `methods` have the settings that replace the defaults when a weight average or
+    method is used: ``{"swad": {"every": 50}}``. `test_domains` and `validation_domains` are
+    those of a published task; a benchmark tests and validates on them unless it names others.
+    `class_names` and `templates` say how CLIP is asked for classes whose names are no words; see
+    `Prompts`.
     `provenance` says how features were computed, if the samples are features; see `Encoder`.
     """
 
@@ -180,6 +195,7 @@ class DomainSet:
     templates: tuple[str, ...] = ()
     methods: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     provenance: Mapping[str, Any] = field(default_factory=dict)
+    published: Published = Published()
 
     def __post_init__(self) -> None:
         reserved = [name for name in self.domains if name in RESERVED_NAMES]

@@ -4,17 +4,20 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import TypeVar
+from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch import nn
 
 from afield.compute import default_device, preserve_torch_state
 from afield.data.domains import DomainSet
 from afield.data.lookup import find_dataset
-from afield.errors import AfieldError, DataError
+from afield.data.outline import outline, published_size
+from afield.errors import DataError
 from afield.files import format_bytes
 from afield.networks.backbone import Shape, network
+from afield.networks.cost import Cost, network_cost
 from afield.networks.pretrained import Encoder
 from afield.runs.run import Run
 from afield.runs.run_setup import load_domains
@@ -22,7 +25,7 @@ from afield.runs.store import open_store
 from afield.studies.benchmark import Benchmark
 from afield.studies.features import features_file, plan_features, spell_finetune, use_features
 from afield.studies.planning import asked_dataset, plan_runs
-from afield.studies.recipe import Part, Recipe
+from afield.studies.recipe import Recipe
 
 
 def plan_recipe(recipe: Recipe) -> list[list[Run]]:
@@ -64,10 +67,11 @@ def merge_plans(plans: Sequence[Sequence[Run]]) -> list[Run]:
 
 # Most samples in a measured step, the number of steps, and the seconds after which no other one
 # starts. The fastest step counts; the first one also allocates memory.
-MAX_MEASURED, MEASURED_STEPS, MAX_SECONDS = 8, 6, 3.0
+MAX_MEASURED, MEASURED_STEPS, MAX_SECONDS = 8, 6, 1.0
+# The time of steps with more multiplications follows from the speed of the machine.
+MAX_MEASURED_MACS = 500_000_000
 BYTES_PER_WEIGHT = 4
 DAY, HOUR, MINUTE = 86_400, 3600, 60
-Number = TypeVar("Number", int, float)
 
 
 @dataclass(frozen=True)
@@ -92,6 +96,8 @@ class Costs:
         How many runs are done at a time.
     embedding
         Seconds to compute the features of each dataset that a frozen network has not seen yet.
+    exact
+        Whether steps do not depend on sizes of domains of which only the sum is published.
     """
 
     runs: int
@@ -103,10 +109,14 @@ class Costs:
     done: int = 0
     workers: int = 1
     embedding: Mapping[str, float] = field(default_factory=dict)
+    exact: bool = True
 
     def describe(self) -> list[str]:
         """The cost in a few lines."""
-        steps = f"{self.steps:,} training steps" if self.steps is not None else "steps by epochs"
+        about = "" if self.exact else "about "
+        steps = (
+            f"{about}{self.steps:,} training steps" if self.steps is not None else "steps by epochs"
+        )
         images = ", ".join(
             f"{name} {count:,}" if count is not None else f"{name} (unknown)"
             for name, count in self.images.items()
@@ -121,8 +131,8 @@ class Costs:
             at_once = f"{self.workers} runs" if self.workers > 1 else "one run"
             lines.append(
                 f"time: about {_duration(self.seconds / self.workers)} of training on "
-                f"{default_device()}, {at_once} at a time (measured with plain training; other "
-                "methods take longer)"
+                f"{default_device()}, {at_once} at a time (plain training at the speed of this "
+                "machine; other methods take longer)"
             )
         elif self.missing:
             lines.append("time: unknown until the data are here")
@@ -144,25 +154,20 @@ def _duration(seconds: float) -> str:
 def estimate_costs(recipe: Recipe, *, measure: bool = True) -> Costs:
     """The cost of a recipe; without `measure`, time and disk are unknown."""
     missing = missing_data(recipe)
-    runs = merge_plans([_plan(part, missing) for part in recipe.parts])
+    plans = [_plan(part.benchmark, missing) for part in recipe.parts]
+    runs = merge_plans([plan.runs for plan in plans])
     trained = [run for run in runs if not run.is_derived]
-    known = not any(run.dataset in missing and _has_epochs(recipe) for run in trained)
+    known = all(plan.counted for plan in plans)
     costs = Costs(
         runs=len(runs),
         steps=sum(run.steps for run in trained) if known else None,
-        images={name: _image_count(name) for name in recipe.datasets},
+        images={name: published_size(find_dataset(name)) for name in recipe.datasets},
         missing=missing,
+        exact=all(plan.exact for plan in plans),
     )
     if not measure or not runs:
         return costs
-    measured = [_measure(run) for run in trained]
-    times = [None if each is None else each[0] for each in measured]
-    sizes = [None if each is None else each[1] for each in measured]
-    return replace(
-        costs,
-        seconds=_total(times) if known else None,
-        disk=_total(sizes),
-    )
+    return replace(costs, **_time_and_disk(trained, {}, counted=known))
 
 
 def benchmark_costs(benchmark: Benchmark) -> Costs:
@@ -175,24 +180,20 @@ def benchmark_costs(benchmark: Benchmark) -> Costs:
     missing = _missing(asked)
     here = replace(benchmark, dataset=tuple(name for name in asked if name not in missing))
     runs = plan_runs(here, compute_features=False) if here.dataset else []
-    if missing:
-        there = replace(benchmark, dataset=tuple(missing))
-        runs += _plan(Part(there), missing)
+    planned = _plan(replace(benchmark, dataset=tuple(missing)), missing)
+    runs += planned.runs
     known = open_store(benchmark.store).known(runs)
     todo = [run for run, record in zip(runs, known, strict=True) if record is None]
     trained = [run for run in todo if not run.is_derived]
     counts = {each.name: _sample_count(benchmark, each, runs) for each in asked.values()}
     embedding, widths = _embedding(benchmark, asked, counts)
-    measured = [_measure(run, widths.get(run.data)) for run in trained]
-    # Steps of an unknown number of epochs.
-    counted = not (missing and benchmark.settings.get("epochs"))
     return Costs(
         runs=len(runs),
-        steps=sum(run.steps for run in trained) if counted else None,
+        steps=sum(run.steps for run in trained) if planned.counted else None,
         images=counts,
-        seconds=_total([each and each[0] for each in measured]) if counted else None,
-        disk=_total([each and each[1] for each in measured]),
+        **_time_and_disk(trained, widths, counted=planned.counted),
         missing=missing,
+        exact=planned.exact,
         done=len(runs) - len(todo),
         workers=getattr(benchmark.pool(), "workers", 1),
         embedding=embedding,
@@ -235,7 +236,7 @@ def _encoding(backbone: str, size: int) -> tuple[float, int]:
 def _sample_count(benchmark: Benchmark, dataset: DomainSet, runs: Sequence[Run]) -> int | None:
     """The number of samples of a dataset; None if its files are missing and it does not say."""
     if dataset.missing_files():
-        return sum(dataset.sizes.values()) if dataset.sizes else None
+        return published_size(dataset)
     given, finetune = spell_finetune(benchmark.settings, finetune=benchmark.finetune)
     planned, _ = use_features(dataset, given, finetune=finetune, compute=False)
     # As its runs read it: no file is decoded in another size.
@@ -244,53 +245,85 @@ def _sample_count(benchmark: Benchmark, dataset: DomainSet, runs: Sequence[Run])
     return sum(len(domain.y) for domain in domains.values())
 
 
-def _total(values: Sequence[Number | None]) -> Number | None:
-    known = [value for value in values if value is not None]
-    return sum(known) if len(known) == len(values) else None
+@dataclass(frozen=True)
+class _Plan:
+    """The runs of a benchmark, some of whose data may be missing.
 
-
-def _has_epochs(recipe: Recipe) -> bool:
-    return any(part.benchmark.settings.get("epochs") for part in recipe.parts)
-
-
-def _plan(part: Part, missing: Mapping[str, str]) -> list[Run]:
-    """The runs of a part; with missing data, epochs cannot be counted, and each run has a step."""
-    benchmark = part.benchmark
-    if set(benchmark.dataset) & set(missing):
-        settings = {name: value for name, value in benchmark.settings.items() if name != "epochs"}
-        if len(settings) < len(benchmark.settings):
-            settings |= {"steps": 1, "lr_schedule": ""}
-        benchmark = replace(benchmark, settings=settings)
-        if benchmark.hold_out and not _has_domains(benchmark.dataset):
-            return []
-    return plan_runs(benchmark, check_inputs=False)
-
-
-def _has_domains(datasets: Sequence[str]) -> bool:
-    return all(find_dataset(name).domains for name in datasets)
-
-
-def _image_count(name: str) -> int | None:
-    dataset = find_dataset(name)
-    if dataset.sizes:
-        return sum(dataset.sizes.values())
-    return None
-
-
-def _measure(run: Run, width: int | None = None) -> tuple[float, int] | None:
-    """Seconds of all steps of a run and bytes of its weights; None if the input is unknown.
-
-    `width` is the number of features, if the run has features that are not computed yet.
+    `counted` says whether the steps of the runs are known, and `exact` whether they do not depend
+    on how many samples each domain has of a known sum.
     """
-    shape = (width,) if width else _shape(run)
-    if shape is None:
-        return None
-    samples = run.batch_total or run.batch * (
-        min(run.domains_per_step, len(run.sources)) or len(run.sources)
-    )
-    count = min(samples, MAX_MEASURED) or MAX_MEASURED
-    seconds, weights = _step(run.backbone, shape, count)
-    return run.steps * seconds * samples / count, weights * BYTES_PER_WEIGHT
+
+    runs: list[Run]
+    counted: bool = True
+    exact: bool = True
+
+
+def _plan(benchmark: Benchmark, missing: Mapping[str, str]) -> _Plan:
+    """The runs of a benchmark; the published sizes stand for data that are missing."""
+    lacking = {name: find_dataset(name) for name in benchmark.dataset if name in missing}
+    outlines = {name: outline(each) for name, each in lacking.items()}
+    if not benchmark.dataset or not all(each.domains for each in outlines.values()):
+        # Domains that only the missing files could name.
+        return _Plan([], counted=not benchmark.dataset)
+    in_epochs = bool(benchmark.settings.get("epochs"))
+    unknown = [each for each in lacking.values() if not published_size(each)]
+    if in_epochs and unknown:
+        settings = {**benchmark.settings, "steps": 1, "lr_schedule": ""}
+        settings.pop("epochs")
+        benchmark = replace(benchmark, settings=settings)
+    runs = plan_runs(benchmark, check_inputs=False, outlines=outlines)
+    sums = [d for d in lacking.values() if not d.sizes and isinstance(d.published.samples, int)]
+    return _Plan(runs, counted=not (in_epochs and unknown), exact=not (in_epochs and sums))
+
+
+def _time_and_disk(
+    runs: Sequence[Run], widths: Mapping[str, int], *, counted: bool
+) -> dict[str, Any]:
+    """Seconds of training and bytes of weights; nothing is measured whose result is not used.
+
+    `widths` are the numbers of features that are not computed yet, by their identity.
+    """
+    needs = [_Need.of(run, widths.get(run.data)) for run in runs]
+    known = [need for need in needs if need is not None]
+    if len(known) < len(needs):
+        return {"seconds": None, "disk": None}
+    steps: dict[_Need, int] = {}
+    for need, run in zip(known, runs, strict=True):
+        steps[need] = steps.get(need, 0) + run.steps
+    numbers = {need: known.count(need) for need in steps}
+    weights = {need: _cost(need.backbone, need.shape).parameters for need in steps}
+    disk = sum(BYTES_PER_WEIGHT * weights[need] * numbers[need] for need in steps)
+    times = [count * need.seconds() for need, count in steps.items()] if counted else None
+    return {"seconds": times and sum(times), "disk": disk}
+
+
+@dataclass(frozen=True)
+class _Need:
+    """What the time of a training step depends on: the network, its input, and the samples."""
+
+    backbone: str
+    shape: Shape
+    samples: int
+
+    @classmethod
+    def of(cls, run: Run, width: int | None) -> "_Need | None":
+        """What a run needs; None if the shape of its input is unknown.
+
+        `width` is the number of features, if the run has features that are not computed yet.
+        """
+        shape = (width,) if width else _shape(run)
+        if shape is None:
+            return None
+        drawn = min(run.domains_per_step, len(run.sources)) or len(run.sources)
+        return cls(run.backbone, shape, run.batch_total or run.batch * drawn or MAX_MEASURED)
+
+    def seconds(self) -> float:
+        """Seconds of a step: measured, or for a large network by its multiplications."""
+        count = min(self.samples, MAX_MEASURED)
+        macs = _cost(self.backbone, self.shape).macs
+        if macs * count > MAX_MEASURED_MACS:
+            return self.samples * macs * _seconds_per_mac()
+        return _step(self.backbone, self.shape, count) * self.samples / count
 
 
 def _shape(run: Run) -> Shape | None:
@@ -305,21 +338,45 @@ def _shape(run: Run) -> Shape | None:
 
 
 @lru_cache(maxsize=64)
-def _step(backbone: str, shape: Shape, count: int) -> tuple[float, int]:
-    """Seconds of a training step on a batch of this size, and the number of weights."""
-    device = default_device()
+def _cost(backbone: str, shape: Shape) -> Cost:
+    """Weights of a network, and multiplications for a sample, without allocating anything."""
+    try:
+        with torch.device("meta"):
+            return network_cost(network(backbone, shape, 10, weights=""), torch.zeros(1, *shape))
+    except (NotImplementedError, RuntimeError):
+        # Some layers need values.
+        return Cost(sum(w.numel() for w in network(backbone, shape, 10, weights="").parameters()))
+
+
+@lru_cache(maxsize=64)
+def _step(backbone: str, shape: Shape, count: int) -> float:
+    """Seconds of a training step on a batch of this size."""
     with preserve_torch_state(1, cuda=False):  # runs have one thread
-        try:
-            net = network(backbone, shape, 10, weights="").to(device)
-        except AfieldError:
-            return float("nan"), 0
-        optimizer = torch.optim.Adam(net.parameters())
-        x = torch.randn(count, *shape, device=device)
-        y = torch.zeros(count, dtype=torch.int64, device=device)
-        times: list[float] = []
-        while len(times) < MEASURED_STEPS and sum(times) < MAX_SECONDS:
-            times.append(_timed(net, optimizer, x, y))
-    return min(times), sum(weight.numel() for weight in net.parameters())
+        return _fastest_step(network(backbone, shape, 10, weights=""), shape, count)
+
+
+@lru_cache(maxsize=1)
+def _seconds_per_mac() -> float:
+    """Seconds of training for one multiplication of a prediction, on layers as of a ResNet."""
+    shape, layers = (64, 56, 56), list[nn.Module]()
+    for _ in range(2):
+        layers += [nn.Conv2d(64, 64, 3, padding=1, bias=False), nn.BatchNorm2d(64), nn.ReLU()]
+    with preserve_torch_state(1, cuda=False):
+        net = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten())
+        macs = network_cost(net, torch.zeros(1, *shape)).macs
+        return _fastest_step(net, shape, MAX_MEASURED) / (macs * MAX_MEASURED)
+
+
+def _fastest_step(net: nn.Module, shape: Shape, count: int) -> float:
+    device = default_device()
+    net = net.to(device)
+    optimizer = torch.optim.Adam(net.parameters())
+    x = torch.randn(count, *shape, device=device)
+    y = torch.zeros(count, dtype=torch.int64, device=device)
+    times: list[float] = []
+    while len(times) < MEASURED_STEPS and sum(times) < MAX_SECONDS:
+        times.append(_timed(net, optimizer, x, y))
+    return min(times)
 
 
 def _timed(

@@ -16,7 +16,7 @@ import logging
 import math
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -156,11 +156,15 @@ class _Plan:
     settings: Settings
     known_classes: ClassesByDomain | None = None
     baselines: bool = True
+    planned: dict[tuple[Any, ...], Run] = field(default_factory=dict)
 
     def base(self, sources: tuple[str, ...], trial: int) -> Run:
         """The run that experts start from."""
-        plain = resolve_run(self.dataset, "erm", sources, trial=trial, settings=self.common)
-        once = {**settings_of(self.settings, "linear_probe"), "steps": 1, "every": 1, "epochs": 0.0}
+        single = {"steps": 1, "every": 1, "epochs": 0.0}
+        # Steps of epochs need the sizes of all sources, and few bases are trained in steps.
+        network = {**self.common, **single}
+        plain = resolve_run(self.dataset, "erm", sources, trial=trial, settings=network)
+        once = {**settings_of(self.settings, "linear_probe"), **single}
         if find_backbone(plain.backbone).zero_shot:
             return self._base("linear_probe", self.dataset.domains[:1], trial, once)
         if plain.weights:
@@ -168,6 +172,7 @@ class _Plan:
         unused = next((name for name in self.settings if name.startswith("linear_probe.")), None)
         if unused:
             raise SpecError(f"{unused}: only a base with pretrained weights has a linear probe")
+        plain = resolve_run(self.dataset, "erm", sources, trial=trial, settings=self.common)
         steps = self.base_steps or _warm_up(plain.steps)
         warm = {**self.common, "steps": steps, "every": None, "epochs": 0.0}
         return self._base("erm", sources, trial, warm)
@@ -195,7 +200,13 @@ class _Plan:
         return [self.expert(method, sources, base) for method in self.methods]
 
     def expert(self, method: str, sources: tuple[str, ...], base: Run, draw: int = 0) -> Run:
-        """The run that fine-tunes an expert from a base."""
+        """The run that fine-tunes an expert from a base; folds share those of a CLIP."""
+        asked = (method, sources, base.key, draw)
+        if asked not in self.planned:
+            self.planned[asked] = self._expert(method, sources, base, draw)
+        return self.planned[asked]
+
+    def _expert(self, method: str, sources: tuple[str, ...], base: Run, draw: int) -> Run:
         run = resolve_run(
             self.dataset,
             method,

@@ -58,20 +58,29 @@ NOT_ADAPTED = ("logit_ensemble", "target_expert")
 
 
 def plan_runs(
-    benchmark: Benchmark, *, check_inputs: bool = True, compute_features: bool = True
+    benchmark: Benchmark,
+    *,
+    check_inputs: bool = True,
+    compute_features: bool = True,
+    outlines: Mapping[str, DomainSet] | None = None,
 ) -> list[Run]:
     """The runs of a benchmark, dataset after dataset.
 
     Without `check_inputs`, no network is built, and data are read only where the number of steps
     depends on them: with epochs, or for the classes of your own data. Without `compute_features`,
-    runs on features that are not in the cache can be counted, but not done.
+    runs on features that are not in the cache can be counted, but not done; so can runs on
+    `outlines`, which are used in place of datasets with missing files.
     """
     _methods(benchmark)
+    datasets = {name: (outlines or {}).get(name) for name in benchmark.dataset}
     return [
         run
-        for name in benchmark.dataset
+        for name, dataset in datasets.items()
         for run in _plan_dataset(
-            benchmark, name, check_inputs=check_inputs, compute_features=compute_features
+            benchmark,
+            dataset or asked_dataset(benchmark, name),
+            check_inputs=check_inputs,
+            compute_features=compute_features,
         )
     ]
 
@@ -355,10 +364,9 @@ def asked_dataset(asked: Benchmark, name: str) -> DomainSet:
 
 
 def _plan_dataset(
-    asked: Benchmark, name: str, *, check_inputs: bool, compute_features: bool
+    asked: Benchmark, dataset: DomainSet, *, check_inputs: bool, compute_features: bool
 ) -> list[Run]:
     """The runs on one dataset, network after network."""
-    dataset = asked_dataset(asked, name)
     if check_inputs:
         dataset.check_available()
     return [

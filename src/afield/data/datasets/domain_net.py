@@ -23,7 +23,7 @@ from functools import partial
 from pathlib import Path
 
 from afield.data.cache import contents_digest
-from afield.data.domains import Domain, DomainSet, Download, ReadOptions
+from afield.data.domains import Domain, DomainSet, Download, Published, ReadOptions
 from afield.data.modalities.image import Image
 from afield.data.sources.folders import folder_reader
 from afield.data.training_settings import DOMAINBED_DEFAULTS
@@ -38,6 +38,15 @@ SIZES = {
     "quickdraw": 172_500,
     "real": 172_947,
     "sketch": 69_128,
+}
+# The official test lists.
+TESTED = {
+    "clipart": 14_604,
+    "infograph": 15_582,
+    "painting": 21_850,
+    "quickdraw": 51_750,
+    "real": 52_041,
+    "sketch": 20_916,
 }
 CLASSES = 345
 NEEDS = [path for name in SIZES for path in (name, f"{name}_train.txt", f"{name}_test.txt")]
@@ -70,6 +79,7 @@ def domain_net(root: Path) -> DomainSet:
         ),
         sizes=SIZES,
         fingerprint=_validation_digest(root / "domain_net"),
+        published=Published(tested=TESTED),
     )
 
 

@@ -17,7 +17,7 @@ normalized.
 
 import csv
 
-from afield.data.domains import Domain, DomainSet, Download, ReadOptions
+from afield.data.domains import Domain, DomainSet, Download, Published, ReadOptions
 from afield.data.modalities.image import Image
 from afield.data.sources.folders import LabeledFile, read_files
 from afield.data.training_settings import DOMAINBED_DEFAULTS
@@ -34,6 +34,15 @@ SIZES = {
     "HAM_rosendahl": 2259,
     "MSK": 819,
     "HAM_vienna_dias": 439,
+}
+# FLamby's test split, which a source validates on.
+TESTED = {
+    "BCN": 2483,
+    "HAM_vidir_molemax": 791,
+    "HAM_vidir_modern": 672,
+    "HAM_rosendahl": 452,
+    "MSK": 164,
+    "HAM_vienna_dias": 88,
 }
 CLASSES = ("MEL", "NV", "BCC", "AK", "BKL", "DF", "VASC", "SCC")
 CLASS_NAMES = {
@@ -105,4 +114,5 @@ fed_isic = DomainSet(
         license="CC BY-NC 4.0",
     ),
     sizes=SIZES,
+    published=Published(tested=TESTED),
 )

@@ -14,13 +14,14 @@ results. License: that of each font.
 from dataclasses import replace
 from pathlib import Path
 
-from afield.data.domains import Domain, DomainSet, Download, ReadOptions
+from afield.data.domains import Domain, DomainSet, Download, Published, ReadOptions
 from afield.data.sources.fonts import CHARACTERS, font_dataset
 from afield.errors import DataError
 
 __all__ = ["fonts"]
 
 FOLDER = "fonts"
+PUBLISHED = Published(13_718, domains=109)
 DOWNLOAD = Download(
     instructions="create the folder fonts in the data root and put at least two font files (.ttf, "
     ".otf, .woff, .woff2) into it; those of the paper are from "
@@ -40,6 +41,7 @@ def fonts(root: Path) -> DomainSet:
             reader=_read_nothing,
             needs=(FOLDER,),
             download=DOWNLOAD,
+            published=PUBLISHED,
         )
     dataset = font_dataset(folder)
     return replace(dataset, name="fonts", origin="", needs=(FOLDER,), download=DOWNLOAD)

@@ -13,7 +13,7 @@ not distinguished.
 from functools import partial
 from pathlib import Path
 
-from afield.data.domains import Domain, DomainSet, Download, ReadOptions
+from afield.data.domains import Domain, DomainSet, Download, Published, ReadOptions
 from afield.data.modalities.image import Image
 from afield.data.sources.folders import LabeledFile, read_files
 from afield.data.training_settings import DOMAINBED_DEFAULTS
@@ -100,6 +100,7 @@ def imagenet_r(root: Path) -> DomainSet:
             f"(2.2 GB) and unpack it in the data root, as {FOLDER}",
             license="the images belong to their owners; research use",
         ),
+        published=Published(30_000),
     )
 
 

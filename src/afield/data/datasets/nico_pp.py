@@ -10,7 +10,7 @@ Differs from the original benchmark: here one domain at a time is left out; ther
 lists that are not used here. All of NICO++ has 80 classes and more contexts.
 """
 
-from afield.data.domains import DomainSet, Download
+from afield.data.domains import DomainSet, Download, Published
 from afield.data.modalities.image import Image
 from afield.data.sources.folders import folder_reader
 from afield.data.training_settings import DOMAINBED_DEFAULTS
@@ -42,4 +42,5 @@ nico_pp = DomainSet(
         f"and unpack it as {FOLDER} in the data root",
         license="research, no economic purposes (https://nicochallenge.com/dataset)",
     ),
+    published=Published(88_866),
 )

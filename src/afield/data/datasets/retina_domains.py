@@ -21,14 +21,16 @@ al., MICCAI 2023). Classes are in the order of the grades.
 The number of files depends on this sorting, so sizes are not checked.
 """
 
-from afield.data.domains import DomainSet, Download
+from afield.data.domains import DomainSet, Download, Published
 from afield.data.modalities.image import Image
 from afield.data.sources.folders import folder_reader
 from afield.data.training_settings import DOMAINBED_DEFAULTS
 
 __all__ = ["retina_domains"]
 
-DOMAINS = ("APTOS", "DDR", "IDRID", "MESSIDOR")
+# As published: gradable photographs only.
+SIZES = {"APTOS": 3662, "DDR": 12_522, "IDRID": 516, "MESSIDOR": 1744}
+DOMAINS = tuple(SIZES)
 GRADES = ("nodr", "mild_npdr", "moderate_npdr", "severe_npdr", "pdr")
 CLASS_NAMES = {
     "nodr": "no diabetic retinopathy",
@@ -60,4 +62,5 @@ retina_domains = DomainSet(
         f"{', '.join(GRADES)} (see `afield explain retina_domains`)",
         license="four different ones; Messidor: research and education, no redistribution",
     ),
+    published=Published(SIZES),
 )

@@ -21,7 +21,7 @@ from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
-from afield.data.domains import Domain, DomainSet, Download, ReadOptions
+from afield.data.domains import Domain, DomainSet, Download, Published, ReadOptions
 from afield.data.downloads import Archive
 from afield.data.modalities.audio import Audio
 from afield.data.sources.folders import LabeledFile, read_files
@@ -63,6 +63,7 @@ def speech_commands(root: Path) -> DomainSet:
         fingerprint=f"{derive_seed(*names):016x}" if names else "",
         needs=(FOLDER,),
         download=DOWNLOAD,
+        published=Published(domains=1888),
     )
 
 

@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -131,6 +132,7 @@ class CLIP(Backbone):
                 force_quick_gelu=config.get("quick_gelu", False),
                 force_image_size=None if side == self.input_form().size else side,
                 pretrained_text=False,
+                device=torch.get_default_device(),
             ).eval()
             head = self._head(open_clip, net, class_names) if class_names else None
         return Encoder(net.visual), head
