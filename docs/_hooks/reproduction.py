@@ -60,12 +60,12 @@ The title of every table names such changes. A cell reads *paper → ours ± sta
 ours; one trial has no standard error and no mark. The store keeps the tables as `paper.md` and \
 `paper.csv`, and its report shows them.
 
-`show` counts runs and steps from the published sizes of data that are missing, exactly as they are \
+`show` counts runs and steps from the published sizes of data that are missing, as they are \
 counted on the data. ("About" means that only the sum over the domains is published.) Steps of \
 small networks are measured with random inputs. The time of large ones follows from their \
 multiplications and the speed of this machine on layers as of a ResNet. This is the time of plain \
-training, without evaluation; methods with several passes take longer. `show` takes the same options as `run`, and prints the command that \
-runs what it has shown.
+training, without evaluation; methods with several passes take longer. `show` takes the same \
+options as `run`, and prints the command that runs what it has shown.
 """
 
 
