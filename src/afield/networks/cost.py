@@ -8,11 +8,13 @@ normalizations are not counted.
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from afield.networks.backbone import Shape, network
 from afield.networks.inference import eval_mode
 
 
@@ -34,6 +36,18 @@ def network_cost(network: nn.Module, sample: torch.Tensor) -> Cost:
     with eval_mode(network), torch.no_grad(), _countable(network), counter:
         network(sample)
     return Cost(parameters, counter.get_total_flops() // 2)
+
+
+@lru_cache(maxsize=64)
+def planned_cost(backbone: str, shape: Shape) -> Cost:
+    """The cost of a network for ten classes that is not built: nothing of its size is allocated."""
+    try:
+        with torch.device("meta"):
+            return network_cost(network(backbone, shape, 10, weights=""), torch.zeros(1, *shape))
+    except (NotImplementedError, RuntimeError):
+        # Some layers need values; their multiplications stay unknown.
+        built = network(backbone, shape, 10, weights="")
+        return Cost(sum(parameter.numel() for parameter in built.parameters()))
 
 
 @contextmanager

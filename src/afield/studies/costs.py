@@ -17,7 +17,7 @@ from afield.data.outline import outline, published_size
 from afield.errors import DataError
 from afield.files import format_bytes
 from afield.networks.backbone import Shape, network
-from afield.networks.cost import Cost, network_cost
+from afield.networks.cost import network_cost, planned_cost
 from afield.networks.pretrained import Encoder
 from afield.runs.run import Run
 from afield.runs.run_setup import load_domains
@@ -291,7 +291,7 @@ def _time_and_disk(
     for need, run in zip(known, runs, strict=True):
         steps[need] = steps.get(need, 0) + run.steps
     numbers = {need: known.count(need) for need in steps}
-    weights = {need: _cost(need.backbone, need.shape).parameters for need in steps}
+    weights = {need: planned_cost(need.backbone, need.shape).parameters for need in steps}
     disk = sum(BYTES_PER_WEIGHT * weights[need] * numbers[need] for need in steps)
     times = [count * need.seconds() for need, count in steps.items()] if counted else None
     return {"seconds": times and sum(times), "disk": disk}
@@ -320,7 +320,7 @@ class _Need:
     def seconds(self) -> float:
         """Seconds of a step: measured, or for a large network by its multiplications."""
         count = min(self.samples, MAX_MEASURED)
-        macs = _cost(self.backbone, self.shape).macs
+        macs = planned_cost(self.backbone, self.shape).macs
         if macs * count > MAX_MEASURED_MACS:
             return self.samples * macs * _seconds_per_mac()
         return _step(self.backbone, self.shape, count) * self.samples / count
@@ -335,17 +335,6 @@ def _shape(run: Run) -> Shape | None:
         return None
     domains = load_domains(dataset, run)
     return tuple(next(iter(domains.values())).x.shape[1:])
-
-
-@lru_cache(maxsize=64)
-def _cost(backbone: str, shape: Shape) -> Cost:
-    """Weights of a network, and multiplications for a sample, without allocating anything."""
-    try:
-        with torch.device("meta"):
-            return network_cost(network(backbone, shape, 10, weights=""), torch.zeros(1, *shape))
-    except (NotImplementedError, RuntimeError):
-        # Some layers need values.
-        return Cost(sum(w.numel() for w in network(backbone, shape, 10, weights="").parameters()))
 
 
 @lru_cache(maxsize=64)
