@@ -1,11 +1,14 @@
 """Several networks in one benchmark: one table, one choice, and what a row says of its network."""
 
 import pytest
+import torch
 
 from afield.deployment.fitting import FitRequest, plan_fit
 from afield.errors import SpecError
+from afield.networks.backbone import network
+from afield.networks.cost import network_cost
 from afield.reporting.results import group_records
-from afield.reporting.table import tabulate
+from afield.reporting.table import group_by_network, tabulate
 from afield.runs.row import Row
 from afield.runs.store import Store
 from afield.studies.benchmark import make_benchmark, read_benchmark
@@ -42,6 +45,26 @@ def test_networks_are_rows_of_one_table(store):
     frame = tabulate(store)
     assert set(frame["network"]) == set(TWO)
     assert set(frame["dataset"]) == {"colours"}
+
+
+def test_records_say_what_the_network_and_the_model_on_its_features_cost(store):
+    sample = torch.zeros(1, 3, 32, 32)
+    alone = {name: network_cost(network(name, (3, 32, 32), 2).features, sample) for name in TWO}
+    for record in store:
+        cost = alone[record.run.network]
+        # Each weight of the linear layers behind the network is used once; biases do not multiply.
+        added = record.macs - cost.macs
+        assert 0 < added < record.parameters - cost.parameters
+        assert record.parameters - cost.parameters - added < 0.1 * added + 3
+
+
+def test_every_network_can_have_a_table_of_its_own(store):
+    frame = tabulate(store)
+    grouped = group_by_network(frame)
+    assert set(grouped["dataset"]) == {f"colours with {name}" for name in TWO}
+    of_second = grouped[grouped["dataset"] == f"colours with {TWO[1]}"]
+    assert set(of_second["method"]) == {"erm tune=frozen", "vrex tune=frozen"}
+    assert sorted(grouped["accuracy"].dropna()) == sorted(frame["accuracy"].dropna())
 
 
 def test_a_list_a_text_and_toml_ask_for_the_same_runs(two_colours, tmp_path):

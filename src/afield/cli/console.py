@@ -339,13 +339,14 @@ def print_outcomes(
     over_datasets: bool = False,
     columns: Sequence[str] = (),
     caption: str = "",
+    by_network: bool = False,
 ) -> None:
     """Print the table on standard output; failures and the stores on standard error."""
     from afield.reporting.charts.samples import describe_groups
     from afield.reporting.claims import all_claims
     from afield.reporting.formats import FORMATS, as_latex, as_rich, choose_columns
     from afield.reporting.sentences import claim_lines
-    from afield.reporting.table import tabulate
+    from afield.reporting.table import group_by_network, tabulate
     from afield.runs.record import Failure, Record
     from afield.training.metrics import DEFAULT_METRIC
 
@@ -360,6 +361,7 @@ def print_outcomes(
         err.print(f"no table: too few runs for the selection rules {names}; try --rules all")
     claims = claim_lines(records, frame)
     frame = choose_columns(frame, columns) if columns else frame
+    frame = group_by_network(frame) if by_network else frame
     if output_format == "console":
         for table in as_rich(frame, out.width, claims):
             out.print(table)

@@ -50,6 +50,13 @@ def table(
             show_default=False,
         ),
     ] = "",
+    by_network: Annotated[
+        bool,
+        typer.Option(
+            "--by-network",
+            help="A table for each network, in which methods are compared on the same network.",
+        ),
+    ] = False,
 ) -> None:
     """Print the results in a store: one table per dataset and selection rule.
 
@@ -75,6 +82,7 @@ def table(
         over_datasets=len(stores) > 1,
         columns=options.split_names(columns),
         caption=caption,
+        by_network=by_network,
     )
 
 

@@ -5,10 +5,11 @@ Multiplications are those of convolutions and matrix products, with the addition
 normalizations are not counted.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import torch
 from torch import nn
@@ -16,6 +17,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from afield.networks.backbone import Shape, network
 from afield.networks.inference import eval_mode
+
+# No network has as many parameters or multiplications.
+LIMIT = 2**60
 
 
 @dataclass(frozen=True)
@@ -27,6 +31,21 @@ class Cost:
 
     def __add__(self, other: "Cost") -> "Cost":
         return Cost(self.parameters + other.parameters, self.macs + other.macs)
+
+    def __mul__(self, times: int) -> "Cost":
+        return Cost(self.parameters * times, self.macs * times)
+
+    @classmethod
+    def of_front(cls, provenance: Mapping[str, Any]) -> "Cost | None":
+        """The cost of the network that computed features; None if their file does not say.
+
+        Samples that are no features have an empty provenance: nothing is in front of the network.
+        """
+        if not provenance:
+            return cls()
+        parameters, macs = (provenance.get(name) for name in ("parameters", "macs"))
+        known = all(type(value) is int and 0 <= value < LIMIT for value in (parameters, macs))
+        return cls(parameters, macs) if known else None  # type: ignore[arg-type]
 
 
 def network_cost(network: nn.Module, sample: torch.Tensor) -> Cost:

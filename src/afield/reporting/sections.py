@@ -32,6 +32,7 @@ from afield.reporting.charts.forest_plot import (
     build_forest_plot,
     gains_by_domain,
 )
+from afield.reporting.charts.network_costs import NetworkCosts, build_network_costs
 from afield.reporting.charts.samples import ClassErrors, class_errors, describe_data
 from afield.reporting.claims import Claim, build_claims, leading_rule, ranked_means
 from afield.reporting.comparison import Comparison, comparisons, references
@@ -344,6 +345,7 @@ class Section:
     settings: Mapping[str, Sequence[Panel]] = field(default_factory=dict)
     costs: Sequence[CostRow] = ()
     reference_bar_end: float = 0.0
+    network_costs: NetworkCosts | None = None
     commands: Sequence[tuple[Mark, str]] = ()
     reference: str = ""
     several_references: bool = False
@@ -525,6 +527,7 @@ def build_section(
         settings={name: drawn[name] for name in marks if name in drawn},
         costs=costs,
         reference_bar_end=reference_bar_end,
+        network_costs=build_network_costs(results, frame, leading, marks) if has_points else None,
         commands=_commands(results, marks, rerun_store),
         reference=REFERENCE if against else "",
         several_references=len(set(against.values())) > 1,

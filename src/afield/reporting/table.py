@@ -216,6 +216,35 @@ def mean_over_datasets(frame: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=frame.columns).astype(frame.dtypes.to_dict())
 
 
+def group_by_network(frame: pd.DataFrame) -> pd.DataFrame:
+    """The same numbers with a table for each network, whose rows do not repeat its name.
+
+    Datasets with one network stay as they are.
+
+    >>> rows = [("pets", f"erm backbone={name}", name) for name in ("timm:a", "timm:b")]
+    >>> group_by_network(pd.DataFrame(rows, columns=["dataset", "method", "network"]))
+                dataset method network
+    0  pets with timm:a    erm  timm:a
+    1  pets with timm:b    erm  timm:b
+    """
+    several = frame.groupby("dataset")["network"].transform("nunique") > 1
+    network = frame["network"].astype(str)
+    names = zip(frame["method"].astype(str), network, strict=True)
+    bare = [_without_word(method, f"backbone={name}") for method, name in names]
+    grouped = frame.assign(
+        dataset=frame["dataset"].where(~several, frame["dataset"] + " with " + network),
+        method=frame["method"].where(~several, pd.Series(bare, index=frame.index, dtype=object)),
+    )
+    # Rows of a network need not be next to each other in the common table.
+    place = {title: number for number, title in enumerate(dict.fromkeys(grouped["dataset"]))}
+    order = grouped["dataset"].map(place).astype(int)
+    return grouped.loc[order.sort_values(kind="stable").index].reset_index(drop=True)
+
+
+def _without_word(label: str, word: str) -> str:
+    return " ".join(each for each in label.split(" ") if each != word)
+
+
 def _method_rows(
     rule: str, method: str, cells: pd.DataFrame, names: list[str]
 ) -> list[dict[str, object]]:

@@ -26,7 +26,9 @@ class Record:
     matrices, which have up to 100 classes; older records lack them. `at` is when the run was
     finished, as `time.time` counts; 0 in older records. `trained_weights` is the number of weights
     that the run's optimizer trained, in the network and in the method's other networks; 0 in older
-    records and in runs without training.
+    records and in runs without training. `parameters` and `macs` are those of the whole model that
+    predicts, with the network in front of it if the samples are features, and `macs` are for one
+    sample (see `afield.networks.cost`); 0 in older records and where they are unknown.
     """
 
     run: Run
@@ -42,6 +44,8 @@ class Record:
     embedded_tokens: int = 0
     at: float = field(default=0.0, compare=False)
     trained_weights: int = 0
+    parameters: int = 0
+    macs: int = 0
 
     def __repr__(self) -> str:
         unseen = f"without {', '.join(self.unseen)}" if self.unseen else "on all domains"

@@ -21,6 +21,7 @@ from afield.errors import DataError, SpecError
 from afield.hyperparameters import build, with_neutral
 from afield.networks.backbone import HUB, Classifier, find_backbone, network
 from afield.networks.compilation import compile_features
+from afield.networks.cost import Cost, network_cost
 from afield.networks.freezing import freeze_blocks
 from afield.networks.own_network import weights_digest
 from afield.networks.precision import lower_precision
@@ -65,7 +66,8 @@ class TrainingState:
     wrapper, and not another one with weights of its own. `first_weights` is the digest of the
     initial weights if the network is the user's own; empty for others, whose names say all.
     `best` and `best_parts` are the weights of the best checkpoint: during training those that
-    change, at its end complete ones. `adapter` is what LoRA has changed.
+    change, at its end complete ones. `adapter` is what LoRA has changed. `cost` is the cost of the
+    model that predicts, with the network in front of it if the samples are features.
     """
 
     run: Run
@@ -85,6 +87,7 @@ class TrainingState:
     best_parts: dict[str, Tensor] = field(default_factory=dict)
     adapter: dict[str, Tensor] = field(default_factory=dict)
     trained_weights: int = 0
+    cost: Cost = field(default_factory=Cost)
     seconds: float = 0.0
 
     @property
@@ -153,8 +156,11 @@ def set_up_on(
     first_weights = weights_digest(model)[:16] if is_own else ""
     if run.base and not run.adaptation and not run.members:
         model.load_state_dict(read_run_weights(machine.store / run.base))
+    # Factors of LoRA are part of the weights of the model that predicts.
+    cost = _cost(model, run_data.shape) if Lora.of(run.tune or "") else None
     freeze(model, run, run_data.shape)
     learner = method.setup(model, task)
+    cost = cost or _cost(learner.model, run_data.shape)
     own = {id(parameter) for parameter in learner.model.parameters()}
     keeps_network = all(id(parameter) in own for parameter in model.parameters())
     if run.adaptation:
@@ -183,7 +189,23 @@ def set_up_on(
         text_lengths=run_data.text_lengths,
         keeps_network=keeps_network,
         first_weights=first_weights,
+        cost=_with_front(cost, dataset),
     )
+
+
+def _cost(model: nn.Module, shape: tuple[int, ...]) -> Cost:
+    """The cost of a network; unknown for one whose layers cannot be counted, or are not fitted."""
+    device = next((each.device for each in model.parameters()), torch.device("cpu"))
+    try:
+        return network_cost(model, torch.ones(1, *shape, device=device))
+    except (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError):
+        return Cost()
+
+
+def _with_front(cost: Cost, dataset: DomainSet) -> Cost:
+    """The cost with that of the frozen network in front; unknown if either is."""
+    front = Cost.of_front(dataset.provenance)
+    return cost + front if cost.parameters and front is not None else Cost()
 
 
 def freeze(model: Classifier, run: Run, shape: tuple[int, ...]) -> None:

@@ -141,6 +141,7 @@ def execute(
             class_names=work.class_names,
             at=time.time(),
             trained_weights=work.trained_weights,
+            **asdict(work.cost),
         )
         store.put(
             record,
@@ -163,6 +164,7 @@ def _derive(run: Run, store: Store, machine: Machine) -> TrainingState:
     elif run.members:
         # The weights are those of the members, which keep them.
         model = build_ensemble(run, work.learner.model, store.root)
+        work.cost *= len(run.members)
     else:
         model, logs = build_merged(run, work, store)
         # An adapted run has the weights of its base; what it learns about a domain is not kept.

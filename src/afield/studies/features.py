@@ -44,6 +44,7 @@ from afield.errors import SpecError
 from afield.files import atomic_write, check_output
 from afield.hyperparameters import validate_values
 from afield.networks.backbone import find_backbone
+from afield.networks.cost import Cost, network_cost
 from afield.networks.facts import network_facts
 from afield.networks.pretrained import (
     Encoder,
@@ -176,7 +177,8 @@ def write_features(
         chunk = CHUNK_GPU if where.type == "cuda" else CHUNK
         cache = FeatureCache([*_sample_identity(encoder), where.type, chunk])
         x = compute_features(forward, rows, cache, chunk=chunk, of=dataset.name)
-    _write(path, x, dataset, domains, encoder, identity)
+        cost = network_cost(network, torch.ones(1, *encoder.shape, device=where))
+    _write(path, x, dataset, domains, encoder, {"identity": identity} if identity else {}, cost)
 
 
 def _sample_identity(encoder: Encoder) -> list[object]:
@@ -262,15 +264,15 @@ def _write(
     dataset: DomainSet,
     domains: Mapping[str, Domain],
     encoder: Encoder,
-    identity: str,
+    identity: Mapping[str, str],
+    cost: Cost,
 ) -> None:
     """Write the file atomically."""
     files = [name for domain in domains.values() for name in domain.names]
     library = "transformers" if dataset.modality.has_tokens else "timm"
     packages = {name: version(name) for name in ("afield", library, "torch")}
     origin = {"dataset": Path(dataset.spec).name, "data": dataset.fingerprint}
-    provenance = {**origin, **asdict(encoder), **packages}
-    provenance |= {"identity": identity} if identity else {}
+    provenance = {**origin, **asdict(encoder), **asdict(cost), **packages, **identity}
     provenance |= {"truncated": _count_cut(domains)} if dataset.modality.has_tokens else {}
     arrays: dict[str, Any] = {"X": x, "provenance": np.array(json.dumps(provenance))}
     if dataset.classes:
