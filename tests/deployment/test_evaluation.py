@@ -22,6 +22,7 @@ from afield.deployment.evaluation import (
 from afield.deployment.evaluation_page import remarks, render_evaluation
 from afield.deployment.labelled import ONE_DOMAIN, read_labelled
 from afield.deployment.model import load
+from afield.deployment.model_folder import Estimate
 from afield.errors import DataError, SpecError
 
 
@@ -78,15 +79,23 @@ def test_abstaining_answers_fewer_samples_with_the_confidence_of_held_out_domain
     assert answered == sorted(answered, reverse=True)
 
 
-def test_the_promise_is_the_range_of_held_out_domains(model, arrays):
-    promise = Promise.of(model.about.estimate)
-    values = model.about.estimate.domains.values()
-    assert (promise.low, promise.high) == (min(values), max(values))
+def test_the_promise_is_the_prediction_interval_of_the_card(model, arrays):
+    estimate = model.about.estimate
+    promise = Promise.of(estimate)
+    assert (promise.low, promise.high) == estimate.interval
+    assert promise.low < min(estimate.domains.values())
     assert [promise.verdict(x) for x in (promise.low - 0.1, promise.low, promise.high + 0.1)] == [
         "below", "within", "above",
     ]  # fmt: skip
-    assert model.evaluate(arrays).overall.verdict in evaluate(model, arrays).headline
+    result = evaluate(model, arrays)
+    assert f"{result.overall.verdict} that interval" in result.headline
     assert Promise.of(None) is None
+
+
+def test_one_held_out_domain_gives_no_interval_to_judge_by():
+    promise = Promise.of(Estimate(0.8, 0.8, 0.9, {"a": 0.8}, 1))
+    assert (promise.low, promise.high, promise.verdict(0.1)) == (None, None, "")
+    assert "no interval" in promise.compare(0.1)
 
 
 def test_classes_that_the_model_does_not_know_are_named_and_left_out(model, arrays):

@@ -4,7 +4,7 @@
     balanced     the mean of the recalls of the classes that occur
     coverage     for a share to abstain from on held-out domains: the share of these samples that
                  is answered, and the accuracy on it
-    promise      the range of the accuracies on held-out domains, as on the card
+    promise      the 90 % prediction interval for one more domain, as on the card
 
 If only some samples were labelled, chosen by strata, every sample counts by its weight, and the
 variance is the sum over strata of share² · variance / samples.
@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from afield.deployment.labelled import LabelledSamples, read_labelled
+from afield.deployment.model_folder import PREDICTION_LEVEL
 from afield.errors import DataError, SpecError
 from afield.files import atomic_write, check_output, guard_formula
 from afield.training.calibration import calibration_error
@@ -75,11 +76,14 @@ class Coverage:
 
 @dataclass(frozen=True)
 class Promise:
-    """What the card says: the mean accuracy on held-out domains, their range and their number."""
+    """What the card says: the mean accuracy on held-out domains, their number, and an interval.
+
+    The ends are those of the prediction interval for one more domain; None if one was held out.
+    """
 
     accuracy: float
-    low: float
-    high: float
+    low: float | None
+    high: float | None
     domains: int
 
     @classmethod
@@ -87,14 +91,29 @@ class Promise:
         """The promise of an estimate; None without one."""
         if estimate is None:
             return None
-        values = list(estimate.domains.values())
-        return cls(estimate.accuracy, min(values), max(values), len(values))
+        low, high = estimate.interval or (None, None)
+        return cls(estimate.accuracy, low, high, len(estimate.domains))
 
     def verdict(self, accuracy: float) -> str:
-        """Where an accuracy lies: within the range, below it, or above it."""
+        """Where an accuracy lies: within the interval, below it, or above it; "" without one."""
+        if self.low is None or self.high is None:
+            return ""
         if accuracy < self.low:
             return "below"
         return "above" if accuracy > self.high else "within"
+
+    def compare(self, accuracy: float) -> str:
+        """The sentence part that sets an accuracy beside what the card says."""
+        if self.low is None or self.high is None:
+            return (
+                f"on the only held-out domain it was {100 * self.accuracy:.1f} %, which gives no "
+                "interval for another one"
+            )
+        return (
+            f"the card's {100 * PREDICTION_LEVEL:.0f} % prediction interval, from {self.domains} "
+            f"held-out domains, is {100 * self.low:.1f} to {100 * self.high:.1f} %, so it is "
+            f"{self.verdict(accuracy)} that interval"
+        )
 
 
 @dataclass(frozen=True)
@@ -149,11 +168,7 @@ class Evaluation:
         )
         if self.promise is None:
             return f"{text}; the card promises nothing about unseen domains"
-        span = f"{100 * self.promise.low:.1f} to {100 * self.promise.high:.1f} %"
-        return (
-            f"{text}; on {self.promise.domains} held-out domains it was {span}, so it is "
-            f"{score.verdict} that range"
-        )
+        return f"{text}; {self.promise.compare(score.accuracy)}"
 
     def to_dict(self) -> dict[str, Any]:
         """All numbers, as JSON has them; without the rows of samples."""
