@@ -6,6 +6,7 @@ from PIL import Image
 
 from afield import registry
 from afield.cli.data import MAX_CLASS_COLUMNS, MAX_REMARKS
+from afield.data.lookup import find_dataset
 from tests.data.downloadable import NAME, archive_of, served
 from tests.files import pictures
 
@@ -217,12 +218,25 @@ def test_check_lists_everything_that_is_in_the_wrong_place_at_once(afield, tmp_p
         assert str(stray) in out
     assert "scan.dcm: a DICOM file" in out
     assert "these 4" in err
-    for stray in strays[:3]:
-        stray.unlink()
-    strays[3].rmdir()
-    code, out, _ = afield("data", "check", str(root))
-    assert code == 0
-    assert "a photo of" not in out
+
+
+def test_skipped_strays_stay_out_of_every_command_and_new_ones_are_noticed(afield, tmp_path):
+    root = pictures(tmp_path / "photos")
+    before = [len(domain.y) for domain in find_dataset(str(root)).load().values()]
+    (root / "home" / "dark" / "notes 1.docx").write_bytes(b"x")
+    (root / "home" / "loose.png").write_bytes(b"x")
+    (root / "home" / "bright" / "more").mkdir()
+    (root / "home" / "bright" / "gone.png").symlink_to(tmp_path / "nothing")
+    code, _, err = afield("data", "check", str(root), "--skip-strays")
+    assert code == 0, err
+    assert err.count("left out: ") == 4
+    assert (root / "home" / "dark" / ".afieldignore").read_text() == "notes 1.docx\n"
+    assert [len(domain.y) for domain in find_dataset(str(root)).load().values()] == before
+    (root / "home" / "dark" / "notes 2.docx").write_bytes(b"x")
+    assert afield("data", "check", str(root))[0] == 1
+    assert afield("data", "check", str(root), "--skip-strays")[0] == 0
+    ignored = (root / "home" / "dark" / ".afieldignore").read_text()
+    assert ignored == "notes 1.docx\nnotes 2.docx\n"
 
 
 def test_a_domain_in_place_of_its_dataset_is_noticed(refusal, tmp_path):

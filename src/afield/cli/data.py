@@ -87,6 +87,14 @@ def check(
             "so many files are read, so files that are cut short are not found.",
         ),
     ] = False,
+    skip_strays: Annotated[
+        bool,
+        typer.Option(
+            "--skip-strays",
+            help="From now on, leave out files and folders in the wrong place: their names are "
+            "written to files .afieldignore beside them, which every command honors.",
+        ),
+    ] = False,
     **values: Any,
 ) -> None:
     """Count the samples of a dataset, and report problems.
@@ -103,6 +111,8 @@ def check(
 
     if out is not None:
         check_output(sheet_path(out), overwrite=force)
+    if skip_strays:
+        _skip_strays(Path(dataset).expanduser())
     inspection = _inspect(dataset, values, decode=decode)
     files = (values["class_names"] or "", values["templates"] or "")
     _print_inspection(inspection, files)
@@ -121,7 +131,7 @@ def _inspect(dataset: str, values: dict[str, Any], *, decode: bool) -> "Inspecti
         with console.show_progress():
             return inspect_dataset(options.name_dataset(dataset, values), decode=decode)
     except DataError:
-        if not _print_strays(Path(dataset)):
+        if not _print_strays(Path(dataset).expanduser()):
             raise
         raise typer.Exit(1) from None
 
@@ -146,14 +156,30 @@ def _print_inspection(inspection: "Inspection", files: tuple[str, str]) -> None:
 
 def _print_strays(folder: Path) -> bool:
     """Print all files and folders that are in the wrong place; returns whether there are any."""
-    from afield.data.sources.folders import find_strays
+    from afield.data.sources.folders import folder_strays
 
-    strays = find_strays(folder) if folder.is_dir() else []
+    strays = folder_strays(folder) if folder.is_dir() else []
     for stray in strays:
         console.out.say(f"- {stray}")
     if strays:
-        console.err.say(f"{folder} cannot be read before these {len(strays)} are moved elsewhere")
+        console.err.say(
+            f"{folder} cannot be read before these {len(strays)} are moved elsewhere; "
+            "--skip-strays leaves them out"
+        )
     return bool(strays)
+
+
+def _skip_strays(folder: Path) -> None:
+    """Leave out everything in the wrong place, and say what."""
+    from afield.data.sources.folders import folder_strays
+    from afield.data.sources.strays import IGNORE_FILE, leave_out
+
+    strays = folder_strays(folder) if folder.is_dir() else []
+    leave_out(strays)
+    for stray in strays:
+        console.err.say(f"left out: {stray}")
+    if strays:
+        console.err.say(f"{len(strays)} left out, by the files {IGNORE_FILE} in their folders")
 
 
 def _print_remarks(remarks: Sequence[str]) -> None:

@@ -12,7 +12,7 @@ evaluated on its test list, and files on neither list are left out. With a third
 import hashlib
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -24,16 +24,14 @@ from torch import Tensor
 
 from afield.data.cache import DecodedFiles, contents_digest, decode_files
 from afield.data.domains import Domain, DomainSet, Reader, ReadOptions
-from afield.data.listing import Entry, once, scan_folder
+from afield.data.listing import Entry, once
 from afield.data.modalities.image import Image
 from afield.data.modalities.text import Text
 from afield.data.modality import FileModality, modality_of_file
+from afield.data.sources.strays import Stray, find_strays, visible_entries
 from afield.errors import DataError
 from afield.files import read_text
 from afield.progress import track
-
-# Created by operating systems; hidden files are ignored as well.
-IGNORED_NAMES = ("thumbs.db", "desktop.ini", "__macosx")
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,43 +172,12 @@ def _check_no_stray_files(
         raise DataError(f"{stray[0]}: outside {outside}; move it to {target}")
 
 
-def find_strays(root: Path) -> list[str]:
-    """Everything in a folder that keeps it from being a dataset of files, with the reason.
-
-    Reading stops at the first of them; this goes on.
-    """
-    folders = [child.path for child in scan_folder(root) if child.is_folder]
-    if sum(any(child.is_folder for child in scan_folder(path)) for path in folders) < 2:
+def folder_strays(root: Path) -> list[Stray]:
+    """All files and folders in the wrong place; none if this is no folder of domains."""
+    folders = [child.path for child in visible_entries(root) if child.is_folder]
+    if sum(any(child.is_folder for child in visible_entries(path)) for path in folders) < 2:
         return []
-    modality, strays = _detect_modality(root), list[str]()
-
-    def look(path: Path, depth: int) -> None:
-        for child in scan_folder(path):
-            name = child.path.name
-            if name.startswith(".") or name.lower() in IGNORED_NAMES:
-                continue
-            reason = _stray_reason(child, depth, modality)
-            if reason:
-                strays.append(f"{child.path}: {reason}")
-            elif child.is_folder:
-                look(child.path, depth + 1)
-
-    look(root, 0)
-    return strays
-
-
-def _stray_reason(child: Entry, depth: int, modality: FileModality) -> str:
-    """Why a file or folder is in the wrong place; empty if it is not. Classes have depth 1."""
-    suffix = child.path.suffix.lower()
-    if child.is_other:
-        return "a broken link" if not child.path.exists() else "not a regular file"
-    if child.is_folder:
-        return "a folder in a class folder" if depth > 1 else ""
-    if suffix in DICOM_SUFFIXES:
-        return f"a DICOM file; convert it to an {modality.noun}, for example with pydicom"
-    if depth > 1:
-        return "" if suffix in modality.suffixes else f"not an {modality.noun}"
-    return f"an {modality.noun} outside a class folder" if suffix in modality.suffixes else ""
+    return find_strays(root, _detect_modality(root))
 
 
 def _children(path: Path) -> list[Entry]:
@@ -218,14 +185,7 @@ def _children(path: Path) -> list[Entry]:
 
     A broken link is an error, and so is a pipe, device or socket, whose reading may never end.
     """
-    try:
-        children = [
-            child
-            for child in scan_folder(path)
-            if not child.path.name.startswith(".") and child.path.name.lower() not in IGNORED_NAMES
-        ]
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read ({error.strerror})") from None
+    children = visible_entries(path)
     others = [child.path for child in children if child.is_other]
     if others:
         what = "not a regular file" if others[0].exists() else "a broken link"
@@ -233,8 +193,6 @@ def _children(path: Path) -> list[Entry]:
     return children
 
 
-# Files of scanners in hospitals, which are not read.
-DICOM_SUFFIXES = (".dcm", ".dicom")
 # Number of broken files that an error message names.
 MAX_NAMED_FILES = 5
 
@@ -411,14 +369,21 @@ def _detect_modality(path: Path) -> FileModality:
     Folders of images may contain notes: only a folder without other samples is one of texts.
     """
     notes: FileModality | None = None
-    for domain in list_folders(path):
-        for class_folder in list_folders(domain):
-            for file in list_files(class_folder):
-                modality = modality_of_file(file)
-                if modality and not modality.has_tokens:
-                    return modality
-                notes = notes or modality
+    for file in _labeled_files(path):
+        modality = modality_of_file(file)
+        if modality and not modality.has_tokens:
+            return modality
+        notes = notes or modality
     return notes or Image()
+
+
+def _labeled_files(path: Path) -> Iterator[Path]:
+    """Files in the class folders of all domains; links that are broken are no files."""
+    for domain in visible_entries(path):
+        for of_class in visible_entries(domain.path) if domain.is_folder else ():
+            for file in visible_entries(of_class.path) if of_class.is_folder else ():
+                if not file.is_folder and not file.is_other:
+                    yield file.path
 
 
 # Depth of a file in root/<domain>/<class>/<file>.
