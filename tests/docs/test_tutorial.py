@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 TEXT = (Path(__file__).parents[2] / "docs" / "tutorial.md").read_text()
-SCRIPT, USE = re.findall(r"```python\n(.*?)```", TEXT, flags=re.DOTALL)
+USE, SCRIPT = re.findall(r"```python\n(.*?)```", TEXT, flags=re.DOTALL)
 NUMBER = re.compile(r"-?\d+\.\d+(?:e-?\d+)?|\d+")
 # Of numbers that training gives: other versions of torch give others in the last digits.
 CLOSE = {"rel": 0.3, "abs": 8}
