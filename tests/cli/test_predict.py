@@ -156,3 +156,22 @@ def test_many_predictions_are_counted_by_class_on_a_terminal(monkeypatch):
     assert ["dog", "40", "0.65"] in lines
     assert ["cat", "20", "0.642"] in lines
     assert "--out answers.csv" in text
+
+
+def test_predictions_on_a_table_keep_the_names_of_its_rows(afield, tmp_path):
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame(
+        {"patient_id": [f"p{i:02}" for i in range(60)], "age": rng.normal(size=60)}
+    )
+    frame["site"] = np.repeat(["a", "b"], 30)
+    frame["label"] = np.where(frame["age"] > 0, "ill", "well")
+    frame.to_csv(tmp_path / "train.csv", index=False)
+    words = ("--domain", "site", "--steps", "5", "--no-estimate", "--out", "model")
+    code, _, err = afield("fit", "train.csv", "erm", *words)
+    assert code == 0, err
+    frame[::-1].to_csv(tmp_path / "new.csv", index=False)
+    code, out, _ = afield("predict", "model", "new.csv")
+    assert code == 0
+    assert [row["id"] for row in rows(out)] == list(frame["patient_id"][::-1])
+    assert afield("predict", "model", "new.csv", "--out", "answers.parquet")[0] == 0
+    assert pd.read_parquet(tmp_path / "answers.parquet")["id"][0] == "p59"

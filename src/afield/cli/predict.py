@@ -3,6 +3,7 @@
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -162,6 +163,7 @@ def predict(
                 f"no files to predict; {loaded.about.name} takes {loaded.about.inputs.summary}"
             )
         predictions = chain([first], predictions)
+        columns = replace(columns, ids=first.row_id is not None)
         if out is not None:
             write_predictions(predictions, out, columns)
         else:
@@ -249,7 +251,7 @@ def _print_predictions(predictions: "Iterable[Prediction]", columns: "Columns") 
     # A terminal has no room for columns without content: no errors, or no known percentiles.
     names = [name for name in columns.names if any(row[name] not in (None, "") for row in listed)]
     for name in names:
-        is_text = name in ("file", "class", "set", "set_worst", "error")
+        is_text = name in ("file", "id", "class", "set", "set_worst", "error")
         table.add_column(name, justify="left" if is_text else "right", overflow="fold")
     for row in listed:
         style = "bold" if row.get("abstain") or row["error"] else ""

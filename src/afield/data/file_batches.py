@@ -35,13 +35,15 @@ class FileBatch:
     """A batch of samples: their names, an error for each name, and the samples that were read.
 
     An error is empty if its sample was read; `x` holds only these samples. `files_done` is the
-    number of files that are finished after this batch.
+    number of files that are finished after this batch. `ids` are what a table calls its rows, if it
+    has names for them.
     """
 
     names: Sequence[str]
     errors: Sequence[str]
     x: Tensor | None
     files_done: int = 0
+    ids: Sequence[str] | None = None
 
 
 def find_files(paths: Iterable[str | Path], suffixes: Sequence[str]) -> list[Path]:
@@ -144,15 +146,17 @@ def decode_ahead(
 
 
 def split_files(
-    read: Callable[[Path], tuple[Tensor, list[str]]], files: Sequence[Path], size: int
+    read: Callable[[Path], tuple[Tensor, list[str], list[str] | None]],
+    files: Sequence[Path],
+    size: int,
 ) -> Iterator[FileBatch]:
     """Read many samples per file, in batches of at most `size`.
 
-    `read` returns the samples of a file and their names, or raises `DataError`.
+    `read` returns the samples of a file, their names and perhaps their ids, or raises `DataError`.
     """
     for number, file in enumerate(files, start=1):
         try:
-            x, names = read(file)
+            x, names, ids = read(file)
         except DataError as error:
             reason = str(error).removeprefix(f"{file}: ")
             reason = reason if file.exists() else "no such file or folder"
@@ -161,4 +165,5 @@ def split_files(
         for start in range(0, len(x), size):
             rows, row_names = x[start : start + size], names[start : start + size]
             done = number if start + size >= len(x) else number - 1
-            yield FileBatch(row_names, [""] * len(rows), rows, done)
+            row_ids = ids and ids[start : start + size]
+            yield FileBatch(row_names, [""] * len(rows), rows, done, row_ids)

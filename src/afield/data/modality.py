@@ -217,7 +217,7 @@ class Modality:
         self, inputs: "Inputs", files: Sequence[Path], size: int
     ) -> Iterator[FileBatch]:
         """Read the samples of files in order, in batches of at most `size`."""
-        return split_files(inputs.read_array_file, files, size)
+        return split_files(lambda file: (*inputs.read_array_file(file), None), files, size)
 
     def export_form(self, inputs: "Inputs") -> ExportForm:
         """What an exported file takes."""

@@ -328,10 +328,15 @@ MIN_NUMBER_SHARE = 0.9
 ROW_NAMES = re.compile(r"(?:.*[_\s.-])?(?:id|uuid|guid)|.*[a-z]I[Dd]|row(?:[_\s]?(?:no|number))?")
 
 
+def names_rows(name: str) -> bool:
+    """Whether a column of this name numbers or names the rows."""
+    name = name if re.search("[a-z]I[Dd]$", name) else name.lower()
+    return bool(ROW_NAMES.fullmatch(name))
+
+
 def _is_used(column: Column) -> bool:
     """Whether a column is a feature: not the number or name of a row, unless it is declared."""
-    name = column.name if re.search("[a-z]I[Dd]$", column.name) else column.name.lower()
-    return bool(column.declared) or not ROW_NAMES.fullmatch(name)
+    return bool(column.declared) or not names_rows(column.name)
 
 
 def _fit_by_sources(values: NDArray[np.float64], column: Column, *, robust: bool) -> FittedColumn:

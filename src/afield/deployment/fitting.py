@@ -491,14 +491,16 @@ def _describe_inputs(dataset: DomainSet, run: Run, run_inputs: Mapping[str, Any]
         column = split_spec(run.dataset)[1].text
         settings = {"tokenizer": find_backbone(run.backbone).tokenizer, "column": column}
     dtype: Any = str(x.dtype).removeprefix("torch.")
+    table = TableScaling.from_dict(run_inputs).columns if "table" in run_inputs else ()
     return Inputs(
         kind=dataset.modality.name,
         dtype=dtype,
-        stored=tuple(x.shape[1:]),
+        # A model is given the columns that it uses, which those that name the rows are not.
+        stored=(len(table),) if table else tuple(x.shape[1:]),
         mean=tuple(run_inputs["mean"]),
         std=tuple(run_inputs["std"]),
         size=run.size,
-        table=TableScaling.from_dict(run_inputs).columns if "table" in run_inputs else (),
+        table=table,
         vocabulary=restore_vocabulary(run_inputs) if "vocabulary" in run_inputs else None,
         **settings,
     )

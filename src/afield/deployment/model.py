@@ -399,19 +399,20 @@ class Model:
             ranks = self._distances(features, logits)
             columns = (best.indices.tolist(), best.values.tolist(), *ranks)
             rows = zip(*columns, probabilities.tolist(), strict=True)
-        for name, error in zip(batch.names, batch.errors, strict=True):
+        ids = batch.ids or [None] * len(batch.names)
+        for name, error, row_id in zip(batch.names, batch.errors, ids, strict=True):
             if error:
                 yield Prediction(name, error=error)
                 continue
             index, confidence, distance, percentile, strangeness, too_far, row = next(rows)
             if not math.isfinite(confidence):
                 # NaN is below no threshold, so it would pass for a confident prediction.
-                yield Prediction(name, error=OVERFLOW_MESSAGE)
+                yield Prediction(name, error=OVERFLOW_MESSAGE, row_id=row_id)
                 continue
             label = self.classes[index]
             yield Prediction(
                 name, label, confidence, distance, percentile, tuple(row),
-                strangeness=strangeness, too_far=too_far,
+                strangeness=strangeness, too_far=too_far, row_id=row_id,
             )  # fmt: skip
 
     def _distances(self, features: Tensor, logits: Tensor) -> tuple[list[Any], ...]:

@@ -2,8 +2,8 @@
 
 Predictions are written as CSV, JSON lines or Parquet, one row per sample, as they arrive::
 
-    file, class, confidence, distance, percentile, strangeness, [set, set_worst,] [abstain,] error
-    [, a column for every class]
+    file, [id,] class, confidence, distance, percentile, strangeness, [set, set_worst,] [abstain,]
+    error [, a column for every class]
 
 An output file is complete or absent.
 """
@@ -39,6 +39,7 @@ class Prediction:
 
     `distance`, `percentile` and `strangeness` are None if the model folder does not have them.
     `too_far` is whether the sample is farther from the training data than every held-out one.
+    `row_id` is what a table calls its row.
     """
 
     file: str
@@ -50,6 +51,7 @@ class Prediction:
     strangeness: float | None = None
     too_far: bool = False
     error: str = ""
+    row_id: str | None = None
 
 
 @dataclass(frozen=True)
@@ -59,6 +61,7 @@ class Columns:
     `threshold` adds the column abstain, and `classes` a column of probabilities for each class.
     `sets` are the names of all classes and the two thresholds of prediction sets, which add the
     columns set and set_worst.
+    With `ids`, the column id has the names of the rows of a table.
     Abstain if the confidence is below the threshold, or if the sample is farther from the training
     data than every held-out one: confidences were never tested there.
     """
@@ -66,6 +69,7 @@ class Columns:
     threshold: float | None = None
     classes: tuple[str, ...] = ()
     sets: tuple[tuple[str, ...], tuple[float, float]] | None = None
+    ids: bool = False
 
     @property
     def names(self) -> list[str]:
@@ -74,13 +78,15 @@ class Columns:
             *(SET_COLUMNS if self.sets else ()),
             *([] if self.threshold is None else ["abstain"]),
         ]
-        fixed = ["file", "class", "confidence", "distance", "percentile", "strangeness"]
+        fixed = ["class", "confidence", "distance", "percentile", "strangeness"]
+        fixed = ["file", *(["id"] if self.ids else []), *fixed]
         return [*fixed, *chosen, "error", *(f"p({name})" for name in self.classes)]
 
     def row(self, prediction: Prediction) -> Row:
         """The cells of one prediction, by column name."""
         row: Row = {
             "file": safe_name(prediction.file),
+            **({"id": prediction.row_id} if self.ids else {}),
             "class": prediction.label or None,
             "confidence": prediction.confidence,
             "distance": prediction.distance,
@@ -189,6 +195,7 @@ def _write_parquet(rows: Iterable[Row], path: Path, columns: Columns) -> None:
     arrow, parquet = _pyarrow()
     types: Mapping[str, Callable[[], Any]] = {
         "file": arrow.string,
+        "id": arrow.string,
         "class": arrow.string,
         "error": arrow.string,
         "abstain": arrow.bool_,

@@ -13,11 +13,13 @@ from afield.data.file_batches import FileBatch, split_files
 from afield.data.frames import TABLE_SUFFIXES, Column, encode_rows, is_table, read_frame
 from afield.data.modality import Modality
 from afield.data.samples import Rows
-from afield.data.scaling import TableScaling
+from afield.data.scaling import TableScaling, names_rows
 from afield.data.training_settings import Training
 from afield.errors import DataError, SpecError
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from afield.data.inputs import Inputs
 
 __all__ = ["Table"]
@@ -95,13 +97,24 @@ class Table(Modality):
     ) -> Iterator[FileBatch]:
         """Read the rows of tables in order, in batches of at most `size`."""
 
-        def read(file: Path) -> tuple[Tensor, list[str]]:
+        def read(file: Path) -> tuple[Tensor, list[str], list[str] | None]:
             if not is_table(file):
                 raise DataError(f"{file}: not a table; give one of {', '.join(TABLE_SUFFIXES)}")
-            x = self.to_stored(inputs, read_frame(file), str(file))
-            return x, [f"{file}[{row}]" for row in range(len(x))]
+            frame = read_frame(file)
+            x = self.to_stored(inputs, frame, str(file))
+            declared = {column.name for column in inputs.table if column.column.declared}
+            return x, [f"{file}[{row}]" for row in range(len(x))], _row_ids(frame, declared)
 
         return split_files(read, files, size)
+
+
+def _row_ids(frame: "pd.DataFrame", declared: set[str]) -> list[str] | None:
+    """Names of the rows: the first column named like one, if possible with a name per row."""
+    names = [name for name in frame.columns if names_rows(name) and name not in declared]
+    if not names:
+        return None
+    chosen = next((name for name in names if frame[name].is_unique), names[0])
+    return frame[chosen].astype(str).where(frame[chosen].notna(), "").tolist()
 
 
 def _names(inputs: "Inputs") -> str:
