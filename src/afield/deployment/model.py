@@ -399,7 +399,7 @@ class Model:
             ranks = self._distances(features, logits)
             columns = (best.indices.tolist(), best.values.tolist(), *ranks)
             rows = zip(*columns, probabilities.tolist(), strict=True)
-        ids = batch.ids or [None] * len(batch.names)
+        ids: Sequence[str | None] = batch.ids or [None] * len(batch.names)
         for name, error, row_id in zip(batch.names, batch.errors, ids, strict=True):
             if error:
                 yield Prediction(name, error=error)
