@@ -233,3 +233,15 @@ def test_choices_that_cannot_be_are_one_line(afield, words, message):
     code, _, err = afield("merge", *words, "--out", "out.safetensors")
     assert code == 2
     assert message in " ".join(err.split())
+
+
+def test_experts_are_compared_before_merging(afield, tmp_path):
+    code, out, err = afield("merge-inspect", *INPUTS, "--tensors", "1", "--out", "look.svg")
+    assert code == 0
+    assert out.splitlines()[0].split() == ["expert", "norm", "of", "base", "of", "shortest"]
+    assert "e0.safetensors  e1.safetensors" in out
+    assert "of signs agree (50% by chance)" in out
+    assert err.endswith("numbers in look.csv, look.experts.csv, look.tensors.csv\n")
+    assert (tmp_path / "look.svg").exists()
+    code, _, err = afield("merge-inspect", *INPUTS, "--out", "look.gif")
+    assert (code, "look.gif" in err) == (2, True)

@@ -43,7 +43,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
         *("model.fit", "predict.predict", "evaluate.evaluate", "evaluate.estimate"),
         *("model.export", "model.push"),
     ),
-    "Merge models": ("merge.merge", "merge.merge_extract"),
+    "Merge models": ("merge.merge", "merge.merge_inspect", "merge.merge_extract"),
     "Data": ("embed.embed", "data.data", "cache.cache"),
     "Look up": ("explain.list_", "explain.explain"),
     "Extend": ("new.new",),

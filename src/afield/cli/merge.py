@@ -1,4 +1,4 @@
-"""The commands ``afield merge`` and ``merge-extract``: merge models; make an adapter of one."""
+"""The commands ``afield merge``, ``merge-inspect`` and ``merge-extract``: for trained models."""
 
 import re
 from pathlib import Path
@@ -14,6 +14,8 @@ from afield.cli import console, options
 from afield.errors import SpecError
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from afield.merging.adapter_files import AdapterMerge, Kept
     from afield.merging.files import FileMerge
     from afield.merging.job import MergeJob
@@ -337,6 +339,76 @@ def merge_extract(
             f"e.g. {kept.left_out[0]}"
         )
     console.out.say(f"adapter of rank {kept.rank} in {out}; {_share(kept)}")
+
+
+def merge_inspect(
+    base: Annotated[
+        Path,
+        typer.Argument(metavar="BASE", help="Model from which the experts were fine-tuned."),
+    ],
+    experts: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="EXPERT", help="At least two fine-tuned models, or adapters of PEFT."
+        ),
+    ],
+    *,
+    leave: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="PATTERN",
+            help="Leave out the tensors whose name matches, e.g. 'head.*'; repeat the option for "
+            "several.",
+        ),
+    ] = None,
+    tensors: Annotated[
+        int,
+        typer.Option(min=0, metavar="N", help="Show the N tensors in which experts differ most."),
+    ] = 5,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Also write a figure (.png, .svg or .pdf), and the numbers as CSV beside it.",
+            rich_help_panel=options.OUTPUT,
+        ),
+    ] = None,
+    force: options.Force = False,
+) -> None:
+    """Compare fine-tuned models before merging them.
+
+    Shows how far each moved from the base, and how alike the changes are:
+    cosines, signs, and directions of matrices. Doubts are printed, e.g.
+    about unequal norms, or a base that is not theirs. Nothing is merged.
+    """
+    from afield.diagnosis.diagnostic import prepare_figure_path
+    from afield.diagnosis.merge_inspection import inspect_experts
+
+    target = None if out is None else prepare_figure_path(out, overwrite=force)
+    with console.show_progress():
+        finding = inspect_experts(base, experts, leave=leave or ())
+    tables = dict(finding.extra_tables)
+    console.out.print(_number_table(tables["experts"]))
+    console.out.print(_number_table(finding.data))
+    if tensors:
+        console.out.print(_number_table(tables["tensors"][:tensors]))
+    console.out.say(finding.summary)
+    if target is not None:
+        figure, *numbers = finding.save(target, overwrite=force)
+        console.err.say(f"figure in {figure}, numbers in {', '.join(map(str, numbers))}")
+
+
+def _number_table(data: "pd.DataFrame") -> Table:
+    """A data frame with texts to the left, and numbers of three digits to the right."""
+    table = Table(box=None, pad_edge=False)
+    for name, column in data.items():
+        is_text = column.dtype.kind not in "fi"
+        table.add_column(
+            str(name).replace("_", " "), justify="left" if is_text else "right", overflow="fold"
+        )
+    for row in data.itertuples(index=False):
+        table.add_row(*(Text(v if isinstance(v, str) else f"{v:.3g}") for v in row))
+    return table
 
 
 def _print_preview(job: "MergeJob") -> None:

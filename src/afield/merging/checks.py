@@ -20,6 +20,8 @@ from afield.merging.scopes import (
 # Deltas of this size relative to the weights are doubtful: unrelated weights differ by about 1.4
 # times their norm, the weights of a fine-tuned model rarely by more than 0.2.
 DOUBTFUL_DELTA_RATIO = 0.75
+# In most merges, a long change outweighs a short one; above this ratio there is a warning.
+UNEQUAL_NORM_RATIO = 3.0
 # Counts training steps and holds nothing learned, so it may differ.
 STEP_COUNTER_SUFFIX = "num_batches_tracked"
 
@@ -162,9 +164,21 @@ def merge_warnings(
                 f"{label}: differs from {base} by {distance / size:.2f} times its norm, "
                 f"most in {name} ({ratio}); is that its base?"
             )
+    yield from _unequal_norms(merged, experts)
     changed = [change.name for change in changes if change.kept and any(change.experts)]
     if changed := [name for name in changed if not name.endswith(STEP_COUNTER_SUFFIX)]:
         yield f"{_abridge(changed)} changed by the experts, but not floating point: the base's kept"
+
+
+def _unequal_norms(changes: Sequence[TensorChange], experts: Sequence[str]) -> Iterator[str]:
+    """Yield a warning if one change is much longer than another one; unchanged experts are none."""
+    norms = [math.hypot(*(change.experts[i] for change in changes)) for i in range(len(experts))]
+    changed = sorted((norm, i) for i, norm in enumerate(norms) if norm > 0)
+    if changed and (ratio := changed[-1][0] / changed[0][0]) > UNEQUAL_NORM_RATIO:
+        yield (
+            f"{experts[changed[-1][1]]}: its change is {ratio:.1f} times as long as that of "
+            f"{experts[changed[0][1]]} and outweighs it; `afield merge --equalize norm` shortens it"
+        )
 
 
 def _identical_pairs(changes: Sequence[TensorChange]) -> frozenset[tuple[int, int]]:

@@ -167,7 +167,7 @@ class MergeJob:
         return TensorPieces(
             len(self.experts),
             size,
-            lambda: (_read_deltas(self, name, at, at + ENTRIES_PER_PIECE)[:2] for at in starts),
+            lambda: (read_deltas(self, name, at, at + ENTRIES_PER_PIECE)[:2] for at in starts),
         )
 
     def check_on_zeros(self) -> None:
@@ -302,7 +302,7 @@ def merge_pieces(
     step = ENTRIES_PER_PIECE if splits else spec.size
     shape = (-1,) if splits else spec.shape or (1,)
     for start in range(0, spec.size, step):
-        base, deltas, delta_squares = _read_deltas(job, name, start, start + step)
+        base, deltas, delta_squares = read_deltas(job, name, start, start + step)
         base_square = _sum_of_squares(base)
         finite = math.isfinite(base_square)
         finite_square = base_square if finite else 0.0
@@ -375,10 +375,10 @@ def _stream_deltas(job: MergeJob, names: Sequence[str]) -> Iterator[Tensor]:
             yield cores.cores.flatten(1)
             continue
         for start in range(0, job.base.specs[name].size, ENTRIES_PER_PIECE):
-            yield _read_deltas(job, name, start, start + ENTRIES_PER_PIECE)[1]
+            yield read_deltas(job, name, start, start + ENTRIES_PER_PIECE)[1]
 
 
-def _read_deltas(
+def read_deltas(
     job: MergeJob, name: str, start: int, stop: int
 ) -> tuple[Tensor, Tensor, list[float]]:
     """The base's entries, the experts' deltas and the sums of their squares, in compute type."""
@@ -408,7 +408,7 @@ def delta_squares(job: MergeJob, name: str) -> list[float]:
     if (cores := job.cores(name)) is not None:
         return cores.cores.double().square().sum(dim=(1, 2)).tolist()
     starts = range(0, job.base.specs[name].size, ENTRIES_PER_PIECE)
-    pieces = [_read_deltas(job, name, start, start + ENTRIES_PER_PIECE)[2] for start in starts]
+    pieces = [read_deltas(job, name, start, start + ENTRIES_PER_PIECE)[2] for start in starts]
     return [sum(squares) for squares in zip(*pieces, strict=True)]
 
 
