@@ -1,5 +1,7 @@
 """Several networks in one benchmark: one table, one choice, and what a row says of its network."""
 
+import math
+
 import pytest
 import torch
 
@@ -7,13 +9,16 @@ from afield.deployment.fitting import FitRequest, plan_fit
 from afield.errors import SpecError
 from afield.networks.backbone import network
 from afield.networks.cost import network_cost
+from afield.networks.facts import networks_of_level
 from afield.reporting.results import group_records
 from afield.reporting.table import group_by_network, tabulate
 from afield.runs.row import Row
+from afield.runs.runner import execute
 from afield.runs.store import Store
 from afield.studies.benchmark import make_benchmark, read_benchmark
 from afield.studies.benchmarking import run_benchmark
 from afield.studies.commands import benchmark_command
+from afield.studies.planning import plan_run
 
 TWO = ("timm:test_resnet", "timm:test_vit")
 SETTINGS = {"weights": "none", "size": 32, "steps": 4, "every": 2}
@@ -65,6 +70,20 @@ def test_every_network_can_have_a_table_of_its_own(store):
     of_second = grouped[grouped["dataset"] == f"colours with {TWO[1]}"]
     assert set(of_second["method"]) == {"erm tune=frozen", "vrex tune=frozen"}
     assert sorted(grouped["accuracy"].dropna()) == sorted(frame["accuracy"].dropna())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("facts", networks_of_level("fast"), ids=lambda facts: facts.name)
+def test_the_default_network_takes_two_steps_from_random_weights(facts, two_colours, tmp_path):
+    settings = {"backbone": facts.name, "weights": "none", "size": facts.size}
+    settings |= {"steps": 2, "every": 1, "batch": 1, "limit": 4}
+    run = plan_run(two_colours, "erm", target="east", settings=settings)
+    record = execute(run, Store(tmp_path))
+    assert record.steps == (1, 2)
+    assert math.isfinite(record.checkpoints[-1].logs["loss"])
+    # The head is new, and a few numbers of the register are rounded.
+    assert record.parameters / 1e6 == pytest.approx(facts.parameters, abs=0.06)
+    assert record.macs / 1e9 == pytest.approx(facts.gmacs, rel=0.03)
 
 
 def test_a_list_a_text_and_toml_ask_for_the_same_runs(two_colours, tmp_path):
