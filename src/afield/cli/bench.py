@@ -42,6 +42,7 @@ def bench(
     tensorboard: options.Tensorboard = False,
     quiet: options.Quiet = False,
     dry_run: options.DryRun = False,
+    print_: options.PrintScript = False,
     range_: Annotated[
         list[str] | None, typer.Option("--range", metavar="NAME=LOW..HIGH", help=RANGE_HELP)
     ] = None,
@@ -54,7 +55,7 @@ def bench(
     """
     options.check_format(format_)
     output: dict[str, Any] = {"format_": format_, "tensorboard": tensorboard, "quiet": quiet}
-    output["dry_run"] = dry_run
+    output |= {"dry_run": dry_run, "print_script": print_}
     if range_:
         values["set_"] = [*(values["set_"] or []), *map(_check_range, range_)]
     if options.is_benchmark_file(values["dataset"]):
@@ -77,6 +78,7 @@ def sweep(
     tensorboard: options.Tensorboard = False,
     quiet: options.Quiet = False,
     dry_run: options.DryRun = False,
+    print_: options.PrintScript = False,
     **values: Any,
 ) -> None:
     """Same as `afield bench FILE.toml`: run the benchmark of a file, or a recipe with several.
@@ -84,7 +86,13 @@ def sweep(
     Options given here replace those of the file.
     """
     options.check_format(format_)
-    output = {"format_": format_, "tensorboard": tensorboard, "quiet": quiet, "dry_run": dry_run}
+    output: dict[str, Any] = {
+        "format_": format_,
+        "tensorboard": tensorboard,
+        "quiet": quiet,
+        "dry_run": dry_run,
+    }
+    output |= {"print_script": print_}
     _run_file(file, values, output)
 
 
@@ -171,4 +179,4 @@ def status(
     if follow:
         console.show_until_done(opened, benchmarks[-1].plan)
         benchmarks = statuses(opened)
-    console.print_statuses(benchmarks)
+    console.print_statuses(benchmarks, opened)

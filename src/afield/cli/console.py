@@ -27,7 +27,7 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
-from afield.errors import AfieldError
+from afield.errors import AfieldError, SpecError
 from afield.files import CONTROL_CHARACTERS
 from afield.progress import progress, repeat_every, report_progress_to
 
@@ -218,15 +218,21 @@ def show_until_done(store: "Store", plan: "Plan") -> None:
             time.sleep(REFRESH_SECONDS)
 
 
-def print_statuses(statuses: "Sequence[Status]") -> None:
+def print_statuses(statuses: "Sequence[Status]", store: "Store") -> None:
     """Print the progress of every unfinished plan, and of the latest."""
+    from afield.runs.pools.slurm import describe_tasks
+
     for status in [status for status in statuses if status.remaining or status is statuses[-1]]:
         states = {True: "running", False: "not running", None: f"started on {status.plan.host}"}
-        state = states[status.process_alive] if status.remaining else "done"
+        # Workers do the runs of a plan after the process that planned them has ended.
+        works = True if status.running else status.process_alive
+        state = states[works] if status.remaining else "done"
         out.say(f"{status.plan.command}  ({state})", style="bold")
         out.print(_running_view(status))
         for failure in status.failed:
             out.say(f"  failed: {describe_failure(failure)}")
+        if status.remaining and (tasks := describe_tasks(store, status.plan)):
+            out.say(f"  {tasks}")
 
 
 @contextmanager
@@ -387,21 +393,24 @@ def run_and_print(
     format_: str,
     tensorboard: bool,
     quiet: bool,
+    print_script: bool = False,
     plan: "Callable[[Benchmark], list[Run]] | None" = None,
     show: "Callable[[Sequence[Record | Failure], Sequence[Run], Store], None] | None" = None,
 ) -> None:
     """Do the missing runs and show the table; the exit code is 1 if a run failed.
 
-    `plan` and `show` replace how the benchmark is planned, and the table.
+    `plan` and `show` replace how the benchmark is planned, and the table. With `print_script`, only
+    the script of the job is printed.
     """
     with show_loading():
         from afield.compute import keep_freed_memory
         from afield.reporting.page import write_report
-        from afield.runs.record import Failure
         from afield.studies.benchmarking import Observer, run_benchmark
         from afield.studies.planning import plan_runs
 
     keep_freed_memory()
+    pool = benchmark.pool()
+    _check_print(pool, print_script=print_script)
 
     class Printer(Observer):
         def busy(self) -> AbstractContextManager[None]:
@@ -417,8 +426,11 @@ def run_and_print(
             if quiet:
                 return outcomes
             print_plan(runs, done=plan.known)
-            print_forecast(runs, benchmark.pool(), plan.known, threads=benchmark.threads)
+            print_forecast(runs, pool, plan.known, threads=benchmark.threads)
             return follow_outcomes(outcomes, store, plan)
+
+        def hand_over(self, store: "Store", plan: "Plan") -> bool:
+            return _submit(pool, store, plan, print_script=print_script)
 
         def finished(
             self, outcomes: "Sequence[Record | Failure]", runs: "Sequence[Run]", store: "Store"
@@ -438,8 +450,34 @@ def run_and_print(
         command=shlex.join(["afield", *sys.argv[1:]]),
         tensorboard=tensorboard,
     )
+    _exit_if_failed(outcomes)
+
+
+def _exit_if_failed(outcomes: "Iterable[Record | Failure]") -> None:
+    from afield.runs.record import Failure
+
     if any(isinstance(outcome, Failure) for outcome in outcomes):
         raise typer.Exit(1)
+
+
+def _check_print(pool: "Pool", *, print_script: bool) -> None:
+    from afield.runs.pools.slurm import Slurm
+
+    if print_script and not isinstance(pool, Slurm):
+        raise SpecError("--print shows the script of a job; it needs --on slurm")
+
+
+def _submit(pool: "Pool", store: "Store", plan: "Plan", *, print_script: bool) -> bool:
+    """Submit a job for what a plan lacks, or print its script; False if runs are done here."""
+    from afield.runs.pools.slurm import Slurm
+
+    if not isinstance(pool, Slurm):
+        return False
+    if print_script:
+        out.say(pool.write_script(store, plan).rstrip())
+    else:
+        err.say(pool.submit(store, plan))
+    return True
 
 
 def work_and_print(location: str, *, runs: int | None, seconds: float | None, quiet: bool) -> None:

@@ -215,6 +215,14 @@ DryRun = Annotated[
         rich_help_panel=RUNNING,
     ),
 ]
+PrintScript = Annotated[
+    bool,
+    typer.Option(
+        "--print",
+        help="With --on slurm: write the plan and print the script of the job, but submit nothing.",
+        rich_help_panel=RUNNING,
+    ),
+]
 Force = Annotated[
     bool,
     typer.Option("--force", help="Overwrite an existing file.", rich_help_panel=OUTPUT),

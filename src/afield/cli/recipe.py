@@ -143,6 +143,7 @@ def run(
     tensorboard: options.Tensorboard = False,
     quiet: options.Quiet = False,
     dry_run: options.DryRun = False,
+    print_: options.PrintScript = False,
     **values: Any,
 ) -> None:
     """Run a recipe and show the paper's numbers beside ours.
@@ -153,11 +154,24 @@ def run(
     options.check_format(format_)
     changes = _changes(**{option: values.pop(option) for option in CHANGE_OPTIONS})
     one = read_recipe(name, changes=changes, **values)
-    run_recipe(one, format_=format_, tensorboard=tensorboard, quiet=quiet, dry_run=dry_run)
+    run_recipe(
+        one,
+        format_=format_,
+        tensorboard=tensorboard,
+        quiet=quiet,
+        dry_run=dry_run,
+        print_script=print_,
+    )
 
 
 def run_recipe(
-    one: Recipe, *, format_: str, tensorboard: bool, quiet: bool, dry_run: bool = False
+    one: Recipe,
+    *,
+    format_: str,
+    tensorboard: bool,
+    quiet: bool,
+    dry_run: bool = False,
+    print_script: bool = False,
 ) -> None:
     """Do the missing runs of a recipe, and show the paper's numbers beside ours."""
     with console.show_loading():
@@ -186,6 +200,7 @@ def run_recipe(
         format_=format_,
         tensorboard=tensorboard,
         quiet=quiet,
+        print_script=print_script,
         plan=plan,
         show=show_table,
     )

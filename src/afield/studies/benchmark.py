@@ -90,9 +90,10 @@ EXPERT_DRAWS_HELP = (
     "instead of one expert per source."
 )
 ON_HELP = (
-    "Where to run: local (processes on this machine), ray (a Ray cluster that runs here, or else "
-    "a new one on this machine), or ray://HOST:PORT (another cluster). Options follow a colon: "
-    "local:workers=2, ray:address=HOST:PORT,cpus=2,gpus=0.25,retries=3."
+    "Where to run: local (processes on this machine), slurm (an array job; the command returns "
+    "with its number), ray (a Ray cluster that runs here, or else a new one on this machine), or "
+    "ray://HOST:PORT (another cluster). Options follow a colon: local:workers=2, "
+    "slurm:partition=gpu,time=8:00:00,gpus=1,array=50, ray:address=HOST:PORT,cpus=2,gpus=0.25."
 )
 STORE_HELP = (
     "Folder for records and weights, or an address such as s3://bucket/runs. Runs that it already "
