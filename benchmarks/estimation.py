@@ -119,8 +119,9 @@ def train(name: str, store: Store) -> list[Trained]:
     for new, held_out in left_out(find_dataset(spec).domains):
         names = (*new, *held_out)
         runs = plan_training(spec, "erm", target=names, settings=settings)
-        for _ in complete(runs, store, pool=default_pool()):
-            pass
+        for outcome in complete(runs, store, pool=default_pool()):
+            if outcome.error:
+                raise SystemExit(f"{outcome.run.key}: {outcome.error}")
         with deterministic(1):
             finished = reopen(store.folder(runs[-1]))
             strangeness = fit_strangeness(finished)
@@ -211,7 +212,9 @@ def sets(all_cases: Sequence[Case]) -> dict[str, float]:
             hits = [label in each for label, each in zip(labels, chosen, strict=True)]
             rows[f"coverage ({name})"].append(np.mean(hits))
             rows[f"size ({name})"].append(np.mean([len(each) for each in chosen]))
-        rows["card"].append(np.mean([*known.coverages(LEVEL).values()]))
+        expected, stderr = known.expected(LEVEL)
+        rows["card"].append(expected)
+        rows["its standard error"].append(stderr)
     return {name: float(np.mean(values)) for name, values in rows.items()}
 
 

@@ -13,6 +13,7 @@ from afield.deployment.prediction_sets import (
     share_below,
 )
 from afield.errors import SpecError
+from afield.training.calibration import QUANTILE_POINTS
 
 
 def domain(shift, count=4000):
@@ -46,6 +47,28 @@ def test_the_coverage_of_a_domain_is_that_with_the_threshold_of_the_others():
         measured = SETS.coverages(0.9)[str(number)]
         assert measured == pytest.approx(covered(*each, threshold), abs=0.01)
     assert SETS.promise == 0.8
+
+
+@pytest.mark.parametrize("count", [2, 4])
+def test_the_expected_coverage_is_that_on_further_domains(count):
+    """Domains whose scores are exponential with random scales, of which all shares are known."""
+    generator = np.random.default_rng(0)
+    steps = -np.log1p(-np.linspace(0, 0.9999, QUANTILE_POINTS)) / 20
+    true, said, naive = [], [], []
+    for _ in range(300):
+        scales = generator.gamma(4.0, size=count + 20)
+        tables = {str(n): np.minimum(1, scale * steps) for n, scale in enumerate(scales[:count])}
+        sets = PredictionSets(tables)
+        threshold, _ = sets.thresholds(0.8)
+        true += [share_below(scale * steps, threshold) for scale in scales[count:]]
+        said.append(sets.expected(0.8)[0])
+        naive += sets.coverages(0.8).values()
+    assert np.mean(said) == pytest.approx(np.mean(true), abs=0.02)
+    assert np.mean(naive) < np.mean(said) < 0.8
+
+
+def test_nothing_is_expected_from_one_domain():
+    assert np.isnan(PredictionSets({"0": SETS.domains["0"]}).expected(0.9)).all()
 
 
 def test_a_small_domain_weighs_as_much_as_a_large_one():

@@ -282,15 +282,19 @@ def _sets(about: Description) -> str:
     coverages = sets.coverages(CARD_COVERAGE)
     least = min(coverages, key=lambda name: coverages[name])
     mean = sum(coverages.values()) / len(coverages)
+    expected, stderr = sets.expected(CARD_COVERAGE)
     text = (
         f"## Prediction sets\n\n`afield predict --coverage {CARD_COVERAGE:g}` writes a set of "
         f"classes per sample. The threshold is that with which the set has the true class for "
         f"{level} of the samples of left-out domains, each domain with the same weight. Measured "
         f"on every left-out domain with the threshold of the others, it was "
         f"**{100 * mean:.0f} % on average and {100 * coverages[least]:.0f} % at worst** "
-        f"({escape_markdown(least)}). The column `set_worst` has the sets with which every "
-        f"left-out domain reaches {level}.\n\nThis is no promise for each new domain: from "
-        f"{len(conformity)} domains, no more than {100 * sets.promise:.0f} % "
+        f"({escape_markdown(least)}). With the threshold of all of them, the estimate for one more "
+        f"domain is **{100 * expected:.0f} % ± {100 * stderr:.0f}** (standard error over domains). "
+        "The models that were measured had fewer domains to learn from than this one; where more "
+        "domains make models better, it covers more. The column `set_worst` has the sets with "
+        f"which every left-out domain reaches {level}.\n\nThis is no promise for each new domain: "
+        f"from {len(conformity)} domains, no more than {100 * sets.promise:.0f} % "
         f"({len(conformity)}/{len(conformity) + 1}) can be promised for one more."
     )
     if len(coverages) > MAX_NAMES:

@@ -9,6 +9,10 @@ The quantile holds for the mean over domains. Beside it is the largest quantile 
 domain. The coverage is measured on each held-out domain with the quantile of the others. One more
 domain is the hardest of all K + 1 with probability 1 / (K + 1), so without further assumptions K
 domains cannot promise a coverage above K / (K + 1).
+
+A quantile of K random domains misses its level by about c / K on a further one, because it bends
+toward the domains that it was computed from. Without one of them, c / (K − 1) is measured. What is
+expected of all K is, therefore, (K − 1) / K of the difference from the level that was measured.
 """
 
 from collections.abc import Mapping, Sequence
@@ -62,6 +66,18 @@ class PredictionSets:
             if others:
                 measured[name] = share_below(quantiles, _pooled(others, level))
         return measured
+
+    def expected(self, level: float) -> tuple[float, float]:
+        """The coverage that is expected on one more domain, with its standard error over domains.
+
+        With fewer than two held-out domains it is unknown, and NaN.
+        """
+        measured, count = [*self.coverages(level).values()], len(self.domains)
+        if count < 2:
+            return float("nan"), float("nan")
+        shrink = (count - 1) / count
+        missed = float(np.mean(measured)) - level
+        return level + shrink * missed, shrink * float(np.std(measured, ddof=1)) / count**0.5
 
 
 def select_classes(probabilities: Sequence[float], threshold: float) -> list[int]:
