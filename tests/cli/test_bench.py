@@ -1,5 +1,6 @@
 """`afield bench`, `sweep` and `status` as a user types them."""
 
+import gzip
 import json
 import re
 import signal
@@ -70,7 +71,9 @@ def test_python_and_the_shell_leave_the_same_store_table_and_report(afield, tmp_
     assert shell.keys() == python.keys()
     assert sum(path.name == "model.safetensors" for path in shell) > 50
     for name, path in shell.items():
-        if name.parent.name == "plans":
+        if name.name.endswith(".runs.jsonl.gz"):
+            assert gzip.decompress(path.read_bytes()) == gzip.decompress(python[name].read_bytes())
+        elif name.parent.name == "plans":
             keys = [json.loads(each.read_text())["keys"] for each in (path, python[name])]
             assert keys[0] == keys[1]
         elif path.is_file():
