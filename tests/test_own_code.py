@@ -217,3 +217,9 @@ def test_a_model_with_an_own_network_needs_its_code(tmp_path, monkeypatch):
         package.load("model")
     own_code.load("", "net.py")
     assert package.load("model").classes == ("first", "second")
+
+
+def test_a_pipe_is_not_read(tmp_path):
+    os.mkfifo(tmp_path / "pipe.py")
+    with pytest.raises(SpecError, match="not a regular file"):
+        own_code.load("methods", str(tmp_path / "pipe.py"))

@@ -22,6 +22,6 @@ def test_an_existing_file_is_not_replaced(afield, refusal):
     assert "exists already" in refusal("new", "method", "twice")
 
 
-@pytest.mark.parametrize("name", ["class", "erm", "best", "no-name", ""])
+@pytest.mark.parametrize("name", ["class", "true", "_", "erm", "best", "no-name", ""])
 def test_a_word_of_python_or_of_afield_is_no_name(refusal, name):
     assert "not a name" in refusal("new", "method", name)

@@ -1,5 +1,6 @@
 """Prompts for CLIP: readable names and sentences, from the dataset or from files."""
 
+import os
 import re
 from dataclasses import replace
 
@@ -71,6 +72,13 @@ def test_files_that_cannot_be_used_are_refused_in_one_line(names, templates, mes
             files[name] = str(tmp_path / name)
     with pytest.raises(DataError, match=re.escape(message)):
         dataset_prompts(dataset(), **files)
+
+
+@pytest.mark.parametrize("option", ["class_names", "templates"])
+def test_a_pipe_is_not_read(option, tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(DataError, match=r"pipe: cannot be read .*not a regular file"):
+        dataset_prompts(find_dataset("spirals"), **{option: str(tmp_path / "pipe")})
 
 
 def test_every_class_of_the_datasets_of_score_has_words(tmp_path):

@@ -1,6 +1,7 @@
 """The folder of a model: whole, its own, and refused in one line where it is not what it says."""
 
 import json
+import os
 import pickle
 import shutil
 from dataclasses import replace
@@ -240,6 +241,13 @@ def test_other_peoples_json_is_not_taken_for_a_model(tmp_path):
     for text in ('{"name": "mine"}', "[" * 100_000):
         (tmp_path / "model.json").write_text(text)
         assert not is_model_folder(tmp_path)
+
+
+def test_a_pipe_in_the_place_of_the_description_is_not_read(tmp_path):
+    os.mkfifo(tmp_path / "model.json")
+    assert not is_model_folder(tmp_path)
+    with pytest.raises(DataError, match=r"model\.json"):
+        load(tmp_path)
 
 
 def test_quantiles_must_be_in_order():

@@ -137,6 +137,21 @@ def test_a_record_that_contradicts_itself_is_left_out_by_name(tmp_path, caplog):
         assert message in caplog.text
 
 
+@pytest.mark.parametrize("precision", ["nope", "__init__", 3, None, ["fp16"], {}])
+def test_a_record_of_a_precision_that_does_not_exist_is_left_out_by_name(
+    tmp_path, caplog, precision
+):
+    store, other = Store(tmp_path), replace(RUN, trial=7)
+    put(store, record_of())
+    put(store, record_of(other))
+    path = store.folder(other) / "record.json"
+    content = json.loads(path.read_text())
+    content["run"]["precision"] = precision
+    path.write_text(json.dumps(content))
+    assert [record.run for record in Store(tmp_path)] == [RUN]
+    assert str(path) in caplog.text
+
+
 def test_a_record_holds_its_whole_run(store):
     put(store, record_of())
     result = json.loads((store.folder(RUN) / "record.json").read_text())
@@ -206,7 +221,7 @@ def test_a_file_system_without_locks_is_reported_before_any_run(tmp_path, monkey
         Store(tmp_path / "store").prepare()
 
 
-@pytest.mark.parametrize("place", ["s3://", "s3:///", "gs://", "s3:/bucket", "s3:/"])
+@pytest.mark.parametrize("place", ["s3://", "s3:///", "gs://", "s3:/bucket", "s3:/", "s3:"])
 def test_an_address_without_a_place_makes_no_folder(tmp_path, monkeypatch, place):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SpecError, match="s3://bucket/runs"):

@@ -71,10 +71,11 @@ def new(
 
     if kind != "method":
         raise SpecError(f"cannot start a {kind!r}; write `afield new method NAME`")
-    reserved = keyword.iskeyword(name) or name in registry.builtin_names("methods")
-    if not name.isidentifier() or reserved or name in own_code.RESERVED:
-        raise SpecError(f"{name!r}: not a name, or taken already; write e.g. my_idea")
+    # Of the class: empty for _, and a word of Python for true.
     title = "".join(part.capitalize() for part in name.split("_"))
+    names = all(each.isidentifier() and not keyword.iskeyword(each) for each in (name, title))
+    if not names or name in {*registry.builtin_names("methods"), *own_code.RESERVED}:
+        raise SpecError(f"{name!r}: not a name, or taken already; write e.g. my_idea")
     files = {f"{name}.py": METHOD, f"test_{name}.py": TEST}
     for file in files:
         check_output(Path(file))

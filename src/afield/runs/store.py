@@ -76,7 +76,7 @@ _PLAN = TypeAdapter(Plan)
 SNAPSHOT_SEAL = b"afield snapshot sha256 "
 SHA256_BYTES, CHUNK_BYTES = 32, 2**20
 # A local folder of such a name is a mistyped address.
-ADDRESS_TYPO = re.compile(r"[a-z][a-z0-9+]+:/")
+ADDRESS_TYPO = re.compile(r"[a-z][a-z0-9+]+:(/|$)")
 # Locked for a moment before a sweep, to see whether that is possible.
 LOCK_FILE = ".lock"
 # What LoRA has changed, under the names of peft.
