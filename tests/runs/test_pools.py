@@ -79,8 +79,8 @@ POOLS = [
 MISTAKES = [
     ("rai", {}, "cannot run on 'rai'; did you mean 'ray'?"),
     ("rai:cpus=2", {}, "cannot run on 'rai:cpus=2'; did you mean 'ray'?"),
-    ("", {}, "cannot run on ''; known: local, ray, ray://HOST:PORT"),
-    ("kubernetes", {}, "cannot run on 'kubernetes'; known: local, ray, ray://HOST:PORT"),
+    ("", {}, "cannot run on ''; known: local, ray, slurm, ray://HOST:PORT"),
+    ("kubernetes", {}, "cannot run on 'kubernetes'; known: local, ray, slurm, ray://HOST:PORT"),
     ("ray:cpu=2", {}, "ray has no setting 'cpu'; did you mean 'cpus'?"),
     ("ray:cpus=two", {}, "ray.cpus='two': should be a valid number"),
     ("ray:retries=1.5", {}, "ray.retries='1.5': should be a valid integer"),
