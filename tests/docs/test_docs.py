@@ -1,7 +1,6 @@
 """Commands in the docs can be typed: they are planned here, on a small dataset."""
 
 import importlib.util
-import json
 import re
 import runpy
 import shlex
@@ -27,6 +26,8 @@ from afield.studies.benchmark import make_benchmark
 from afield.studies.recipe import recipe_names
 from afield.studies.settings import CHECKPOINTS_PER_RUN
 from afield.training.calibration import BINS
+from tests.docs.test_tutorial import assert_alike
+from tests.notebooks import NOTEBOOKS, read, run_cells, shown
 
 DOCS = Path(__file__).parents[2] / "docs"
 TEXTS = {path.name: path.read_text() for path in DOCS.glob("*.md")}
@@ -137,26 +138,21 @@ def test_there_are_examples():
     assert len(EXAMPLES) >= 2
 
 
-NOTEBOOKS = sorted((Path(__file__).parents[2] / "examples").glob("*.ipynb"))
-
-
 def test_there_are_two_notebooks():
     assert [path.stem for path in NOTEBOOKS] == ["add_a_method", "folder_to_table"]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_every_cell_runs(path, tmp_path, monkeypatch, capsys):
+def test_every_cell_prints_what_the_notebook_shows(path, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setattr(own_code, "_registered", {})
-    notebook = json.loads(path.read_text(encoding="utf-8"))
-    assert notebook["nbformat"] == 4
-    names = {"__name__": "__main__"}
-    for number, cell in enumerate(notebook["cells"]):
-        if cell["cell_type"] == "code":
-            assert not cell["outputs"], "commit notebooks without outputs"
-            exec(compile("".join(cell["source"]), f"{path.name}[{number}]", "exec"), names)
-    assert "erm" in capsys.readouterr().out
+    assert read(path)["nbformat"] == 4
+    printed, expected = run_cells(path), shown(path)
+    assert "erm" in "".join(expected)
+    for text, stated in zip(printed, expected, strict=True):
+        assert_alike(text, stated)  # otherwise run: python -m tests.notebooks
     assert (tmp_path / "runs" / "report.html").is_file()
 
 
