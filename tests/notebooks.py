@@ -5,13 +5,27 @@ python -m tests.notebooks
 
 import json
 import os
+import re
 import tempfile
 from contextlib import redirect_stdout
 from io import StringIO
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 NOTEBOOKS = sorted((Path(__file__).parents[1] / "examples").glob("*.ipynb"))
+NUMBER = re.compile(r"-?\d+\.\d+(?:e-?\d+)?|\d+")
+# Of numbers that training gives: other versions of torch give others in the last digits.
+CLOSE = {"rel": 0.3, "abs": 8}
+
+
+def assert_alike(result: str, expected: str) -> None:
+    """The same words, and numbers that are close."""
+    result = "\n".join(line.rstrip() for line in result.rstrip().splitlines())
+    assert NUMBER.sub("#", result) == NUMBER.sub("#", expected)
+    for one, other in zip(NUMBER.findall(result), NUMBER.findall(expected), strict=True):
+        assert float(one) == pytest.approx(float(other), **CLOSE)
 
 
 def read(path: Path) -> dict[str, Any]:

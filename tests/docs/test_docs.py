@@ -26,8 +26,7 @@ from afield.studies.benchmark import make_benchmark
 from afield.studies.recipe import recipe_names
 from afield.studies.settings import CHECKPOINTS_PER_RUN
 from afield.training.calibration import BINS
-from tests.docs.test_tutorial import assert_alike
-from tests.notebooks import NOTEBOOKS, read, run_cells, shown
+from tests.notebooks import NOTEBOOKS, assert_alike, read, run_cells, shown
 
 DOCS = Path(__file__).parents[2] / "docs"
 TEXTS = {path.name: path.read_text() for path in DOCS.glob("*.md")}

@@ -9,11 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.notebooks import assert_alike
+
 TEXT = (Path(__file__).parents[2] / "docs" / "tutorial.md").read_text()
 USE, SCRIPT = re.findall(r"```python\n(.*?)```", TEXT, flags=re.DOTALL)
-NUMBER = re.compile(r"-?\d+\.\d+(?:e-?\d+)?|\d+")
-# Of numbers that training gives: other versions of torch give others in the last digits.
-CLOSE = {"rel": 0.3, "abs": 8}
 
 
 def shown(after: str) -> str:
@@ -22,14 +21,6 @@ def shown(after: str) -> str:
     block = re.match(r"\n+(?:```text\n)?(.*?)```", rest, flags=re.DOTALL)
     assert block, after
     return "\n".join(line.rstrip() for line in block[1].rstrip().splitlines())
-
-
-def assert_alike(result: str, expected: str) -> None:
-    """The same words, and numbers that are close."""
-    result = "\n".join(line.rstrip() for line in result.rstrip().splitlines())
-    assert NUMBER.sub("#", result) == NUMBER.sub("#", expected)
-    for one, other in zip(NUMBER.findall(result), NUMBER.findall(expected), strict=True):
-        assert float(one) == pytest.approx(float(other), **CLOSE)
 
 
 def command(words: str) -> str:
