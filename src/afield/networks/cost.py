@@ -13,11 +13,13 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils.flop_counter import FlopCounterMode
 
 from afield.networks.backbone import Shape, network
 from afield.networks.inference import eval_mode
 
+NORMALIZATIONS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.GroupNorm)
+# Networks of these layers compute no other products.
+PLAIN_LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, *NORMALIZATIONS)
 # No network has as many parameters or multiplications.
 LIMIT = 2**60
 
@@ -51,10 +53,39 @@ class Cost:
 def network_cost(network: nn.Module, sample: torch.Tensor) -> Cost:
     """The cost of a network, measured by passing a batch of one sample through it."""
     parameters = sum(parameter.numel() for parameter in network.parameters())
+    if all(isinstance(layer, PLAIN_LAYERS) for layer in _layers_with_parameters(network)):
+        return Cost(parameters, _plain_macs(network, sample))
+    # Loads torch's compiler, which takes a second and 0.3 GB.
+    from torch.utils.flop_counter import FlopCounterMode
+
     counter = FlopCounterMode(display=False)
     with eval_mode(network), torch.no_grad(), _countable(network), counter:
         network(sample)
     return Cost(parameters, counter.get_total_flops() // 2)
+
+
+def _layers_with_parameters(network: nn.Module) -> Iterator[nn.Module]:
+    return (each for each in network.modules() if any(True for _ in each.parameters(recurse=False)))
+
+
+def _plain_macs(network: nn.Module, sample: torch.Tensor) -> int:
+    """The multiplications of a network without attention, added up layer by layer."""
+    counts: list[int] = []
+
+    def count(layer: nn.Module, _: Any, output: torch.Tensor) -> None:
+        # Every entry of the output is a product of the weights of one row.
+        if not isinstance(layer, NORMALIZATIONS):
+            (row, *_), entries = layer.parameters(), output.numel()
+            counts.append(entries * row[0].numel())
+
+    hooks = [each.register_forward_hook(count) for each in _layers_with_parameters(network)]
+    try:
+        with eval_mode(network), torch.no_grad():
+            network(sample)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return sum(counts)
 
 
 @lru_cache(maxsize=64)
