@@ -152,8 +152,8 @@ def test_bad_code_is_refused_in_one_line(tmp_path, monkeypatch):
     with pytest.raises(SpecError, match="already a name of afield's methods"):
         own_code.load("methods", "erm.py")
     os.mkfifo(tmp_path / "pipe.py")
-    (tmp_path / "ending.py").write_text("import sys\nsys.exit(0)\n")
-    (tmp_path / "failing.py").write_text("\n\n1 / 0\n")
+    (tmp_path / "ends_at_import.py").write_text("import sys\nsys.exit(0)\n")
+    (tmp_path / "fails_at_import.py").write_text("\n\n1 / 0\n")
     monkeypatch.syspath_prepend(tmp_path)
     origins = {
         "no.py": "cannot be read",
@@ -161,8 +161,8 @@ def test_bad_code_is_refused_in_one_line(tmp_path, monkeypatch):
         str(tmp_path / "pipe.py"): "not a regular file",
         "": "empty",
         " ": "empty",
-        "ending:Idea": "SystemExit in line 2",
-        "failing:Idea": "ZeroDivisionError in line 3",
+        "ends_at_import:Idea": "SystemExit in line 2",
+        "fails_at_import:Idea": "ZeroDivisionError in line 3",
     }
     for origin, message in origins.items():
         with pytest.raises(SpecError, match=message):

@@ -37,7 +37,10 @@ def test_samples_to_label_go_out_and_come_back(afield, spiral_model, samples, tm
         (("estimate", "MODEL", "new.npy", "--to-label", "l.xlsx"), "use the suffix .csv"),
         (("predict", "MODEL", "new.npy", "--coverage", "1.5"), "between 0 and 1"),
         (("fit", "spirals", "--like", "MODEL", "--out", "x"), "--like FOLDER and --add NAME=PATH"),
-        (("fit", "spirals", "erm", "--like", "MODEL", "--add", "a=b", "--out", "x"), "no METHOD"),
+        (
+            ("fit", "spirals", "erm", "--like", "MODEL", "--add", "a=b", "--out", "x"),
+            "without METHOD",
+        ),
         (("fit", "spirals", "--like", "MODEL", "--add", "a", "--out", "x"), "write NAME=PATH"),
         (
             ("fit", "spirals", "--like", "MODEL", "--add", "a=b", "--ensemble", "3", "--out", "x"),

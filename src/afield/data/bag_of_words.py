@@ -146,6 +146,8 @@ class Vocabulary:
 class BagScaling(Scaling):
     """Map stored n-grams to TF-IDF vectors."""
 
+    kind = "texts"
+
     mean: Tensor = field(init=False, repr=False, compare=False, default=torch.zeros(1))
     std: Tensor = field(init=False, repr=False, compare=False, default=torch.ones(1))
     vocabulary: Vocabulary

@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -316,9 +316,9 @@ def _draw(inspection: Inspection) -> "Figure":
 
 def _sample(inspection: Inspection, domain: Domain, index: int) -> Tensor:
     """A sample, decoded now if only headers were read."""
-    modality = inspection.dataset.modality
-    if inspection.decoded or domain.folder is None or not isinstance(modality, FileModality):
+    if inspection.decoded or domain.folder is None:
         return domain.x[index]
+    modality = cast(FileModality, inspection.dataset.modality)
     row = modality.decode(domain.folder / domain.names[index], modality.stored_side(IMAGE_SIZE))
     return modality.stack([row])[0]
 

@@ -5,7 +5,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -31,6 +31,9 @@ class Scaling:
     feature or channel, with the mean and standard deviation of the training splits of the sources.
     An unseen domain has no influence on them.
     """
+
+    # What the columns of its results are, for methods that treat them differently.
+    kind: ClassVar[Literal["table", "texts", "numbers"]] = "numbers"
 
     mean: Tensor
     std: Tensor
@@ -179,6 +182,8 @@ class TableScaling(Scaling):
     the dataset, of which the sources may have made numbers, or nothing. A model in use reads only
     the columns that it needs, and `stored` is empty.
     """
+
+    kind = "table"
 
     mean: Tensor = field(init=False, repr=False, compare=False, default=torch.zeros(1))
     std: Tensor = field(init=False, repr=False, compare=False, default=torch.ones(1))

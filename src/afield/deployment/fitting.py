@@ -138,7 +138,7 @@ class FitRequest:
             ("ensemble", self.ensemble),
             ("adapt", self.adapt),
             ("finetune", self.finetune),
-            ("adapter_only", self.adapter_only),
+            ("adapter_only", self.adapter_only or None),
         ]
         for name, setting in (self.settings or {}).items():
             shown = name_without_path(setting) if name in WITH_PATHS else setting

@@ -14,7 +14,6 @@ from torch import nn
 
 from afield.data.bag_of_words import BagScaling
 from afield.data.samples import Samples
-from afield.data.scaling import TableScaling
 from afield.errors import SpecError
 from afield.runs.run_setup import TrainingState
 from afield.training.classical_method import ClassicalMethod, TrainingMatrix, check_matrix_size
@@ -51,8 +50,7 @@ def _inputs(samples: Samples, method: str) -> tuple[Any, Literal["table", "texts
     """The matrix of all samples, and what its columns are."""
     if isinstance(samples.prepare, BagScaling):
         return samples.prepare.sparse(samples.x), "texts"
-    is_table = isinstance(samples.prepare, TableScaling)
-    return _dense(samples, method), "table" if is_table else "numbers"
+    return _dense(samples, method), getattr(samples.prepare, "kind", "numbers")
 
 
 def _dense(samples: Samples, method: str) -> NDArray[np.float32]:

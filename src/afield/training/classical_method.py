@@ -62,7 +62,7 @@ class TrainingMatrix:
     @property
     def is_sparse(self) -> bool:
         """Whether most of its numbers are zeros that are not stored."""
-        return self.kind == "texts" and not self.columns
+        return not isinstance(self.x, np.ndarray)
 
     def dense(self) -> "TrainingMatrix":
         """The matrix as an array, of texts with the n-grams that tell classes apart best."""
